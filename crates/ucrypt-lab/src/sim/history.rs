@@ -259,6 +259,19 @@ const DISK: Preset = Preset {
 /// 2011: "cipher about 80 MB/s", over a device that takes no time.
 const ZERO: Preset = Preset { device: "null", cores: 2, cipher: cipher(12.5, 0), stalls: STEADY };
 
+/// A job for each of some queues.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    job: Job,
+    queues: u32,
+}
+
+impl From<Job> for Load {
+    fn from(job: Job) -> Self {
+        Self { job, queues: 1 }
+    }
+}
+
 /// Runs of one simulation.
 struct Simulator<'a> {
     changes: Changes,
@@ -278,9 +291,10 @@ impl Simulator<'_> {
         &self,
         preset: Preset,
         model: CipherModel,
-        job: Job,
+        load: impl Into<Load>,
         policy: impl Into<PolicyKind>,
     ) -> io::Result<Report> {
+        let Load { job, queues } = load.into();
         if self.stop.load(Ordering::Relaxed) {
             return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
         }
@@ -293,6 +307,7 @@ impl Simulator<'_> {
         };
         let changes = &self.changes;
         let mut experiment = Experiment::new(changes.cores(preset.cores), device, job, policy);
+        experiment.queues = queues;
         experiment.threads_per_core = changes.threads_per_core();
         experiment.stalls = preset.stalls;
         // Raw rows have no cipher to change.
@@ -305,13 +320,14 @@ impl Simulator<'_> {
         Ok(report)
     }
 
-    fn raw(&self, preset: Preset, job: Job) -> io::Result<Report> {
-        self.run(preset, NO_CIPHER, job, Fixed::Inline)
+    fn raw(&self, preset: Preset, load: impl Into<Load>) -> io::Result<Report> {
+        self.run(preset, NO_CIPHER, load, Fixed::Inline)
     }
 
-    fn both(&self, preset: Preset, job: Job, policy: Fixed) -> io::Result<Both> {
-        let fixed = self.run(preset, preset.cipher, job, policy)?;
-        let adaptive = self.run(preset, preset.cipher, job, PolicyKind::Adaptive)?;
+    fn both(&self, preset: Preset, load: impl Into<Load>, policy: Fixed) -> io::Result<Both> {
+        let load = load.into();
+        let fixed = self.run(preset, preset.cipher, load, policy)?;
+        let adaptive = self.run(preset, preset.cipher, load, PolicyKind::Adaptive)?;
         Ok(Both { fixed, adaptive })
     }
 
@@ -468,11 +484,11 @@ fn workqueues(simulator: &mut Simulator<'_>) -> io::Result<()> {
         };
         let number = |column| row.number::<f64>(column).unwrap_or_default();
         let [depth, jobs] = ["iodepth", "jobs"].map(|column| row.number(column).unwrap_or(1));
-        let job = job(Pattern::RandRead, block, depth * jobs);
+        let load = Load { job: job(Pattern::RandRead, block, depth), queues: jobs };
         let name = format!("{size}/{depth}/{jobs}");
         let policy = match row.text("device") {
             "nvme base" => {
-                let report = simulator.raw(OPTANE, job)?;
+                let report = simulator.raw(OPTANE, load)?;
                 let figures = (number("mb_s"), report.mb_s, None);
                 simulator.add("workqueues", format!("{name}, raw"), "MB/s", "raw", figures);
                 simulator.fitted(true);
@@ -484,7 +500,7 @@ fn workqueues(simulator: &mut Simulator<'_>) -> io::Result<()> {
             "crypt default" => Fixed::Unbound { sorted: true },
             _ => Fixed::Inline,
         };
-        let Both { fixed, adaptive } = simulator.both(OPTANE, job, policy)?;
+        let Both { fixed, adaptive } = simulator.both(OPTANE, load, policy)?;
         let figures = (number("mb_s"), fixed.mb_s, Some(adaptive.mb_s));
         let row = format!("{name}, {}", row.text("device"));
         // The long requests without work queues gave the speed of the cipher, and their mean
