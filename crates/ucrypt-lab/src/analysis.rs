@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
-use crate::beside::{Beside, beside};
-use crate::catalogue::{Cell, Description, Method, by_name};
+use crate::beside::{Beside, alone, beside};
+use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
 use crate::modes::modes;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Sample};
 use crate::short::{Found, Short, Shortfall};
 use crate::store::{About, Kept, Record};
+use crate::target::Target;
 use crate::tree::MEMORY;
 
 /// A median and its quartiles.
@@ -82,6 +83,8 @@ pub struct Figure {
     pub added_us: Option<Spread>,
     /// Seconds measured, in each round.
     pub seconds: Spread,
+    /// Seconds measured in all rounds.
+    pub seconds_all: f64,
     /// Rounds that the host or other processes disturbed.
     pub disturbed: usize,
     /// Largest share of the processors' time that the host took in a round.
@@ -178,6 +181,17 @@ pub(crate) fn base_of(contender: Contender, method: Method) -> Contender {
     match (method, contender) {
         (Method::Tree, _) => Contender::Loop,
         (_, contender) => contender.base(),
+    }
+}
+
+impl Experiment {
+    /// How much was measured, and how long, as a sentence.
+    pub fn measured(&self) -> String {
+        let figures = || self.cells.iter().flat_map(|cell| &cell.figures);
+        let count: usize = figures().map(|it| it.seconds.count).sum();
+        let seconds: f64 = figures().map(|it| it.seconds_all).sum();
+        let of = if self.description.method == Method::Drives { " of virtual time" } else { "" };
+        format!("{count} measurements, {}{of} in all.", crate::text::seconds(seconds))
     }
 }
 
@@ -343,14 +357,22 @@ fn one(
         return None;
     }
     notes.extend(without_p99(&cells));
+    notes.extend(alone(&mut cells));
     let verdict = verdict(description, &cells);
     let on = match description.method {
         Method::Tree => format!("loop devices over images in {MEMORY}"),
         Method::Drives => "virtual time, on a model of a machine".into(),
         _ => about.settings.on.to_string(),
     };
-    let beside = beside(&cells, description.method);
+    let beside = beside(&cells, description.method, medium(about));
     Some(Experiment { name: description.name, description, on, cells, beside, notes, verdict })
+}
+
+/// What the target of a run has its data on.
+fn medium(about: &About) -> Medium {
+    let is_disk = about.storage.direct || about.storage.cached;
+    let is_model = matches!(about.settings.on, Target::Model(_));
+    if is_disk || is_model { Medium::Disk } else { Medium::Memory }
 }
 
 /// How far requests under way by Little's law may be from those that the load keeps, as a part of
@@ -436,6 +458,7 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         of_none: None,
         added_us: added,
         seconds: spread(|sample| sample.seconds)?,
+        seconds_all: rounds.values().map(|sample| sample.seconds).sum(),
         disturbed: rounds.values().filter(|sample| sample.disturbance.is_marked()).count(),
         steal_max: most(|sample| sample.disturbance.steal),
         others_max: most(|sample| sample.disturbance.others),
@@ -588,7 +611,6 @@ mod tests {
     use crate::catalogue::Scale;
     use crate::served::Generator;
     use crate::store::{Machine, Settings};
-    use crate::target::Target;
 
     #[test]
     fn quartiles_are_between_the_values_and_one_value_is_no_spread() {

@@ -4,17 +4,18 @@ use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
 use crate::analysis::{CellFigures, Figure, Spread};
-use crate::catalogue::{Method, Published};
+use crate::catalogue::{Medium, Method, Published};
 use crate::contender::Contender;
 use crate::modes::modes;
+use crate::text::figure;
 
 /// A published figure, and what stands for it here.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Beside {
     /// The cell.
     pub cell: String,
-    /// What was measured, with its year.
-    pub label: &'static str,
+    /// What was measured, with its year; and that it was another medium than here, if it was.
+    pub label: String,
     /// The contender that repeats it here.
     pub contender: &'static str,
     /// The unit of the three figures.
@@ -76,12 +77,36 @@ fn kinds(method: Method) -> &'static [Kind] {
     }
 }
 
-/// The published figures of some cells, in their order.
-pub(crate) fn beside(cells: &[CellFigures], method: Method) -> Vec<Beside> {
-    cells.iter().flat_map(|cell| of_cell(cell, method)).collect()
+/// The published figures of some cells, in their order, beside those of a run on `medium`.
+pub(crate) fn beside(cells: &[CellFigures], method: Method, medium: Medium) -> Vec<Beside> {
+    cells.iter().flat_map(|cell| of_cell(cell, method, medium)).collect()
 }
 
-fn of_cell(cell: &CellFigures, method: Method) -> Vec<Beside> {
+/// Takes the published figures that nothing repeats out of the cells, and says which and why.
+pub(crate) fn alone(cells: &mut [CellFigures]) -> Vec<String> {
+    let mut all: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    for cell in cells.iter_mut().map(|it| &mut it.cell) {
+        for it in &cell.published {
+            let Some(why) = it.alone else { continue };
+            let value = it.mb_s.map_or_else(String::new, |mb_s| format!(" {}", figure(mb_s)));
+            let text = format!("{}{value}", cell.name);
+            match all.iter_mut().find(|(label, ..)| *label == it.label) {
+                Some((.., texts)) => texts.push(text),
+                None => all.push((it.label, why, vec![text])),
+            }
+        }
+        cell.published.retain(|it| it.alone.is_none());
+    }
+    let text = |(label, why, texts): (&str, &str, Vec<String>)| {
+        format!(
+            "Published without a figure of ours beside it: {label}, in MB/s: {}. The reason: {why}.",
+            texts.join(", ")
+        )
+    };
+    all.into_iter().map(text).collect()
+}
+
+fn of_cell(cell: &CellFigures, method: Method, medium: Medium) -> Vec<Beside> {
     let measured = |contender: Contender| cell.figures.iter().find(|it| it.contender == contender);
     let mut all = Vec::new();
     for (unit, published, here) in kinds(method) {
@@ -108,7 +133,10 @@ fn of_cell(cell: &CellFigures, method: Method) -> Vec<Beside> {
             let adaptive = measured(of_adaptive).filter(|_| !is_raw).and_then(here);
             all.push(Beside {
                 cell: cell.cell.name.clone(),
-                label: it.label,
+                label: match it.medium.filter(|its| *its != medium) {
+                    Some(its) => format!("{} (on {its}; here {medium})", it.label),
+                    None => it.label.into(),
+                },
                 contender: it.contender,
                 unit,
                 published: figure,
@@ -130,11 +158,37 @@ mod tests {
     use crate::page::tests::analysis;
 
     #[test]
+    fn figures_of_another_medium_are_labelled_and_those_that_nothing_repeats_are_listed() {
+        let analysis = analysis();
+        let of = |name: &str| {
+            analysis.experiments.iter().find(|it| it.name == name).expect("it ran").clone()
+        };
+        // The invented run is in memory.
+        let other = of("other-ssd");
+        let labels: Vec<_> = other.beside.iter().map(|it| it.label.as_str()).collect();
+        assert!(labels.contains(&"LUKS on an SSD, 2017 (on a disk; here memory)"), "{labels:?}");
+        assert!(labels.contains(&"LUKS on tmpfs, 2017"), "{labels:?}");
+        let on_disk = beside(&other.cells, Method::Load, Medium::Disk);
+        let labels: Vec<_> = on_disk.iter().map(|it| it.label.as_str()).collect();
+        assert!(labels.contains(&"LUKS on an SSD, 2017"), "{labels:?}");
+        assert!(labels.contains(&"LUKS on tmpfs, 2017 (on memory; here a disk)"), "{labels:?}");
+        let sweep = of("block-sweep");
+        assert!(sweep.beside.iter().all(|it| !it.label.contains("file system")));
+        let listed: Vec<_> =
+            sweep.notes.iter().filter(|note| note.contains("through a file system")).collect();
+        assert_eq!(listed.len(), 2, "{:?}", sweep.notes);
+        for note in listed {
+            assert!(note.contains("4k read qd1 ") && note.contains("kernel-tree"), "{note}");
+        }
+    }
+
+    #[test]
     fn every_published_figure_of_a_run_stands_beside_ours() {
         let analysis = analysis();
         for (experiment, description) in analysis.experiments.iter().zip(ALL) {
             let cells = description.cells(Scale::Quick);
-            let figures = cells.iter().flat_map(|cell| &cell.published).map(|it| {
+            let repeated = cells.iter().flat_map(|cell| &cell.published);
+            let figures = repeated.filter(|it| it.alone.is_none()).map(|it| {
                 let kinds = kinds(description.method).iter();
                 kinds.filter(|(_, published, _)| published(it).is_some()).count()
             });
@@ -173,7 +227,7 @@ mod tests {
                 cells
             })
             .expect("it ran");
-        let tree = beside(&cells, Method::Tree);
+        let tree = beside(&cells, Method::Tree, Medium::Memory);
         assert_eq!(tree.len(), 1);
         assert!(tree[0].unit.starts_with("times") && tree[0].here == tree[0].adaptive, "{tree:?}");
     }

@@ -80,7 +80,34 @@ pub struct Published {
     pub writes_below: Option<f64>,
     /// Of a speed that jumps between two modes, both in MB/s.
     pub modes_mb_s: Option<(f64, f64)>,
+    /// Why nothing here repeats it.
+    pub alone: Option<&'static str>,
+    /// What it was measured on, where that is what the row is about.
+    pub medium: Option<Medium>,
 }
+
+/// What a target or a published machine has its data on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// A disk, or the model of one.
+    Disk,
+    /// Memory.
+    Memory,
+}
+
+impl std::fmt::Display for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Disk => "a disk",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+/// See [`Published::alone`].
+const FILE_SYSTEM: &str = "loads are sent to devices, and a file system over ours would be measured \
+    with its own cache and extents; kernel-tree measures file systems";
 
 /// One experiment.
 #[derive(Debug, Clone, Copy)]
@@ -290,10 +317,10 @@ fn block_sweep(scale: Scale) -> Vec<Cell> {
             "device" => ["raw device, 2017", "LUKS on a device, 2017"],
             _ => ["raw, through a file system, 2017", "LUKS, through a file system, 2017"],
         };
-        let published = vec![
-            mb_s("raw", raw, row.number("raw")),
-            mb_s("ucrypt:unbound", luks, row.number("luks")),
-        ];
+        let alone = (row.text("where") != "device").then_some(FILE_SYSTEM);
+        let of =
+            [mb_s("raw", raw, row.number("raw")), mb_s("ucrypt:unbound", luks, row.number("luks"))];
+        let published = of.map(|it| Published { alone, ..it }).into();
         Some(Cell { published, ..cell(Pattern::Read, block_bytes, 1, 1) })
     });
     let all = joined(cells);
@@ -374,7 +401,13 @@ fn other_ssd(_: Scale) -> Vec<Cell> {
     let figures = |test: &str, job: &str, label: [&'static str; 2]| {
         let row = rows.iter().find(|row| row.text("test") == test && row.text("job").contains(job));
         let number = |column| row.and_then(|row| row.number(column));
-        vec![mb_s("raw", label[0], number("raw")), mb_s("ucrypt:unbound", label[1], number("luks"))]
+        let is_memory = label[0].contains("tmpfs");
+        let medium = Some(if is_memory { Medium::Memory } else { Medium::Disk });
+        let of = [
+            mb_s("raw", label[0], number("raw")),
+            mb_s("ucrypt:unbound", label[1], number("luks")),
+        ];
+        of.map(|it| Published { medium, ..it }).to_vec()
     };
     let ssd = ["raw SSD, 2017", "LUKS on an SSD, 2017"];
     let write = figures("linear write", "rw=write", ssd);

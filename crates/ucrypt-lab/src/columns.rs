@@ -7,14 +7,15 @@ use crate::analysis::{CellFigures, Experiment, Figure, Spread, find};
 use crate::catalogue::Method;
 use crate::contender::Contender;
 use crate::modes::{modes, slices_max};
-use crate::text::{figure, optional};
+use crate::text::{figure, optional, range};
 
 /// A column: its name, and its text for a figure of a cell.
 pub(crate) type Column = (&'static str, fn(&CellFigures, &Figure) -> String);
 
 const MEAN: Column = ("mean µs", |_, of| optional(of.mean_us));
 const P99: Column = ("p99 µs", |_, of| optional(of.p99_us));
-const ADDED: Column = ("added µs", |_, of| optional(of.added_us));
+const ADDED: Column =
+    ("added µs (quartiles)", |_, of| of.added_us.map_or_else(String::new, range));
 const OF_RAW: Column = ("of raw", |_, of| ratio(of.ratio));
 
 /// The columns of an experiment.

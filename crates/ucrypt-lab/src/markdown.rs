@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure};
 use crate::catalogue::Method;
 use crate::columns::{
     Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
@@ -12,7 +12,7 @@ use crate::page::date;
 use crate::published;
 use crate::short::Shortfall;
 use crate::sim::history::Simulation;
-use crate::text::{doubts, figure};
+use crate::text::{doubts, figure, range};
 
 /// Text as Markdown, on one line of a table: nothing in it is a mark.
 fn escape(text: &str) -> String {
@@ -72,6 +72,14 @@ pub fn markdown(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     if let Some(simulated) = simulated {
         simulation(&mut text, simulated);
     }
+    text
+}
+
+/// The document of a simulation alone.
+pub fn of_simulation(simulated: &Simulation) -> String {
+    let mut text = String::from("# Results in virtual time\n\n## Where we fall short\n");
+    short_in_virtual_time(&mut text, simulated);
+    simulation(&mut text, simulated);
     text
 }
 
@@ -176,7 +184,7 @@ fn published_here(text: &mut String, analysis: &Analysis) {
     text.push_str(
         "\n## Published, and here\n\"Of raw\" is the figure over that of the unencrypted target: of the \
          same publication, and of this run. \"Here\" is the fixed policy that stands for the published \
-         dm-crypt.\n",
+         dm-crypt. Published figures are of other machines.\n",
     );
     let repeats = |it: &&Experiment| !it.description.tables.is_empty();
     for experiment in analysis.experiments.iter().filter(repeats) {
@@ -207,7 +215,7 @@ fn published_here(text: &mut String, analysis: &Analysis) {
                 text,
                 &[
                     escape(&it.cell),
-                    escape(it.label),
+                    escape(&it.label),
                     it.unit.into(),
                     figure(it.published),
                     ratio(it.published_of_raw),
@@ -233,7 +241,8 @@ fn left_out(text: &mut String) {
 fn figures(text: &mut String, experiment: &Experiment) {
     let is_tree = experiment.description.method == Method::Tree;
     let speed = if is_tree { "s (quartiles)" } else { "MB/s (quartiles)" };
-    let _ = writeln!(text, "\n## {}\n{}", experiment.name, escape(experiment.description.question));
+    let (name, question) = (experiment.name, escape(experiment.description.question));
+    let _ = writeln!(text, "\n## {name}\n{question} {}", experiment.measured());
     let columns = columns(experiment);
     let mut names = vec!["cell", "contender", speed];
     names.extend(columns.iter().map(|(name, _)| *name));
@@ -241,11 +250,10 @@ fn figures(text: &mut String, experiment: &Experiment) {
     head(text, &names, 2);
     for cell in &experiment.cells {
         for (at, of) in cell.figures.iter().enumerate() {
-            let Spread { low, median, high, .. } = if is_tree { of.seconds } else { of.mb_s };
             let mut cells = vec![
                 if at == 0 { escape(&cell.cell.name) } else { String::new() },
                 of.contender.to_string(),
-                format!("{} ({} to {})", figure(median), figure(low), figure(high)),
+                range(if is_tree { of.seconds } else { of.mb_s }),
             ];
             cells.extend(columns.iter().map(|(_, text)| text(cell, of)));
             cells.extend([of.seconds.count.to_string(), doubts(of)]);
@@ -400,6 +408,8 @@ mod tests {
         ] {
             at(needed);
         }
+        let alone = of_simulation(&simulated());
+        assert!(alone.starts_with("# Results") && alone.contains("In virtual time"), "{alone}");
         // Texts of a file are text.
         assert!(text.contains("\\<b\\>row") && !text.contains("<b>"), "hostile");
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, Spread, find};
+use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, find};
 use crate::catalogue::{Method, Scale, size_name};
 use crate::columns::{
     Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
@@ -13,7 +13,7 @@ use crate::contender::Contender;
 use crate::published;
 use crate::sim::history::{ERROR_MAX, Simulation};
 use crate::target::Target;
-use crate::text::{doubts, figure, published as published_of};
+use crate::text::{doubts, figure, published as published_of, range};
 
 mod chart;
 
@@ -60,15 +60,33 @@ fn style() -> String {
     style
 }
 
-/// The page of a run, with a simulation if there is one. No text of either is trusted: files may
-/// have been changed.
-pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
+/// The page up to its heading.
+fn begin(heading: &str) -> String {
     let mut html =
         String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
     html.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">");
     html.push_str("<title>ucrypt lab</title>\n<style>\n");
     html.push_str(&style());
-    html.push_str("</style></head>\n<body>\n<h1>What encryption costs here</h1>\n");
+    // Writing to a string cannot fail.
+    let _ = writeln!(html, "</style></head>\n<body>\n<h1>{heading}</h1>");
+    html
+}
+
+/// The page of a simulation alone. No text of it is trusted.
+pub fn of_simulation(simulated: &Simulation) -> String {
+    let mut html = begin("What encryption costs in virtual time");
+    html.push_str("<section id=\"short\"><h2>Where we fall short</h2>\n");
+    short_in_virtual_time(&mut html, simulated);
+    html.push_str("</section>\n");
+    simulation(&mut html, simulated);
+    html.push_str("</body></html>\n");
+    html
+}
+
+/// The page of a run, with a simulation if there is one. No text of either is trusted: files may
+/// have been changed.
+pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
+    let mut html = begin("What encryption costs here");
     let about = &analysis.about;
     let date = date(about.started_s);
     let machine = &about.machine;
@@ -232,11 +250,12 @@ fn section(html: &mut String, experiment: &Experiment) {
     let _ = writeln!(
         html,
         "<section id=\"{0}\"><h2>{0}</h2>\n<p>{1}</p><p class=\"verdict\">{2}</p>\
-         <p class=\"soft\">Where: {3}.</p>",
+         <p class=\"soft\">Where: {3}. {4}</p>",
         experiment.name,
         escape(description.question),
         escape(&experiment.verdict),
-        escape(&experiment.on)
+        escape(&experiment.on),
+        experiment.measured()
     );
     for table in description.tables {
         let (who, hardware) = table.source();
@@ -508,7 +527,8 @@ fn published_here(html: &mut String, experiment: &Experiment) {
     html.push_str(
         "the same publication, and of this run. Here: the fixed policy that stands for the ",
     );
-    html.push_str("published dm-crypt.</p><div class=\"table\"><table><thead><tr><th>cell</th>");
+    html.push_str("published dm-crypt. Published figures are of other machines.</p>");
+    html.push_str("<div class=\"table\"><table><thead><tr><th>cell</th>");
     html.push_str(
         "<th class=\"word\">published</th><th class=\"word\">unit</th><th>published</th>",
     );
@@ -526,7 +546,7 @@ fn published_here(html: &mut String, experiment: &Experiment) {
              <td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             if is_first { " class=\"first\"" } else { "" },
             if is_first { escape(&it.cell) } else { String::new() },
-            escape(it.label),
+            escape(&it.label),
             it.unit,
             figure(it.published),
             ratio(it.published_of_raw),
@@ -537,10 +557,6 @@ fn published_here(html: &mut String, experiment: &Experiment) {
         );
     }
     html.push_str("</tbody></table></div>\n<h3>All figures</h3>\n");
-}
-
-fn spread(spread: Spread) -> String {
-    format!("{} ({} to {})", figure(spread.median), figure(spread.low), figure(spread.high))
 }
 
 fn figures(html: &mut String, experiment: &Experiment) {
@@ -569,7 +585,7 @@ fn figures(html: &mut String, experiment: &Experiment) {
                 "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{}\
                  <td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td></tr>",
                 escape(&of.contender.to_string()),
-                spread(value),
+                range(value),
                 more.collect::<String>(),
                 of.seconds.count,
                 escape(&published.join("; ")),
@@ -591,7 +607,8 @@ fn simulation(html: &mut String, simulation: &Simulation) {
     if simulation.scale == Scale::Quick {
         html.push_str(" Fewer rows and less virtual time (--quick).");
     }
-    let _ = writeln!(html, "</p><p class=\"verdict\">{}</p>", escape(&simulation.verdict()));
+    let class = if simulation.interrupted { "verdict bad" } else { "verdict" };
+    let _ = writeln!(html, "</p><p class=\"{class}\">{}</p>", escape(&simulation.verdict()));
     if let Some(changes) = simulation.changes.describe() {
         let _ = writeln!(
             html,
@@ -827,7 +844,7 @@ pub(crate) mod tests {
         // Hostile names are text.
         assert!(page.contains("&lt;processor&gt;") && !page.contains("A <processor>"));
         // Two published lines of one colour are told apart, in the chart and in its legend.
-        for label in ["raw device, 2017", "raw, through a file system, 2017"] {
+        for label in ["raw SSD, 2017", "another raw SSD, 2017"] {
             assert!(page.contains(&format!("published: {label}")), "{label}");
         }
         for looks in ["#E010", "#E011", " d0\"", " d1\"", "stroke-dasharray:1 4"] {
@@ -863,7 +880,14 @@ pub(crate) mod tests {
         let rows = vec![row(true), row(false)];
         let load = hostile("load");
         let checks = vec![Check { load, measured: 2.0, simulated: 3.0, fitted: true }];
-        Simulation { version: hostile("version"), scale: Scale::Quick, changes, rows, checks }
+        Simulation {
+            version: hostile("version"),
+            scale: Scale::Quick,
+            changes,
+            rows,
+            checks,
+            interrupted: false,
+        }
     }
 
     #[test]
@@ -881,6 +905,12 @@ pub(crate) mod tests {
             assert!(page.contains(&format!("&lt;b&gt;{name}&lt;/b&gt;&#39;&quot;&amp;")), "{name}");
         }
         assert!(!page.contains("<b>"));
+        // Alone it is a page, too, and says if it is a part.
+        let part = Simulation { interrupted: true, ..simulated() };
+        let page = of_simulation(&part);
+        assert!(page.contains("id=\"sim\"") && page.contains("id=\"short\""));
+        assert!(page.contains("It was interrupted, and rows are missing") && !page.contains("<b>"));
+        assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     }
 
     #[test]

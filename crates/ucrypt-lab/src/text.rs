@@ -6,7 +6,8 @@ use crate::analysis::{Analysis, CellFigures, Experiment, Figure, Spread};
 use crate::catalogue::{Method, Published};
 use crate::columns::{SPEED, TAIL, of_best, quantile};
 use crate::modes::modes;
-use crate::sim::history::Simulation;
+use crate::served::THROUGH_CACHE;
+use crate::sim::history::{Row, Simulation};
 
 /// A figure with as many digits as it is worth.
 pub fn figure(value: f64) -> String {
@@ -22,6 +23,20 @@ pub fn optional(spread: Option<Spread>) -> String {
     spread.map_or_else(String::new, |spread| figure(spread.median))
 }
 
+/// Seconds, with their unit, or minutes.
+pub fn seconds(seconds: f64) -> String {
+    if seconds < 600.0 {
+        format!("{} s", figure(seconds))
+    } else {
+        format!("{:.0} min", seconds / 60.0)
+    }
+}
+
+/// A median with its quartiles.
+pub fn range(spread: Spread) -> String {
+    format!("{} ({} to {})", figure(spread.median), figure(spread.low), figure(spread.high))
+}
+
 /// What makes a figure doubtful, in a few words; empty if nothing does.
 pub fn doubts(of: &Figure) -> String {
     let mut doubts = Vec::new();
@@ -35,6 +50,9 @@ pub fn doubts(of: &Figure) -> String {
             "mean latency times speed is {} requests under way, not those of the load (Little's law)",
             figure(seen)
         ));
+    }
+    if of.load.contains(THROUGH_CACHE) {
+        doubts.push(THROUGH_CACHE.to_owned());
     }
     if of.disturbed > 0 {
         doubts.push(format!(
@@ -86,7 +104,7 @@ pub fn tables(analysis: &Analysis) -> String {
     for experiment in &analysis.experiments {
         // Writing to a string cannot fail.
         let (name, on, verdict) = (experiment.name, &experiment.on, &experiment.verdict);
-        let _ = writeln!(text, "{name} ({on})\n  {verdict}");
+        let _ = writeln!(text, "{name} ({on})\n  {verdict}\n  {}", experiment.measured());
         table(&mut text, experiment);
         for note in &experiment.notes {
             let _ = writeln!(text, "  {note}");
@@ -138,12 +156,22 @@ pub fn short_in_virtual_time(simulation: &Simulation) -> String {
 }
 
 fn table(text: &mut String, experiment: &Experiment) {
-    let is_tree = experiment.description.method == Method::Tree;
+    let method = experiment.description.method;
+    let is_tree = method == Method::Tree;
     let speed = if is_tree { "s" } else { "MB/s" };
+    // Of latencies added, what is asked for is the difference.
+    let added = |of: &Figure| of.added_us.filter(|_| method == Method::Added);
     let _ = writeln!(
         text,
-        "  {:<30} {:<24} {speed:>9} {:>17} {:>9} {:>9} {:>6}",
-        "", "", "quartiles", "mean µs", "p99 µs", "ratio"
+        "  {:<30} {:<24} {speed:>9} {:>17} {:>9} {:>9} {:>6} {:>4}{}",
+        "",
+        "",
+        "quartiles",
+        "mean µs",
+        "p99 µs",
+        "ratio",
+        "runs",
+        if method == Method::Added { "  added µs (quartiles)" } else { "" }
     );
     for cell in &experiment.cells {
         for (at, of) in cell.figures.iter().enumerate() {
@@ -152,12 +180,14 @@ fn table(text: &mut String, experiment: &Experiment) {
             let ratio = of.ratio.map_or_else(String::new, |ratio| format!("{:.2}", ratio.median));
             let _ = writeln!(
                 text,
-                "  {name:<30} {:<24} {:>9} {:>17} {:>9} {:>9} {ratio:>6}  {}",
+                "  {name:<30} {:<24} {:>9} {:>17} {:>9} {:>9} {ratio:>6} {:>4}{}  {}",
                 of.contender.to_string(),
                 figure(spread.median),
                 format!("{} to {}", figure(spread.low), figure(spread.high)),
                 optional(of.mean_us),
                 optional(of.p99_us),
+                of.seconds.count,
+                added(of).map_or_else(String::new, |it| format!("  {}", range(it))),
                 doubts(of)
             );
         }
@@ -190,7 +220,7 @@ fn published_at(line: &Line<'_>) -> Vec<(String, String)> {
     published(line.cell, line.of, line.experiment.description.method)
 }
 
-const FIELDS: [Field; 45] = [
+const FIELDS: [Field; 49] = [
     ("experiment", |it| it.experiment.name.into()),
     ("cell", |it| it.cell.cell.name.clone()),
     ("block_bytes", |it| it.cell.cell.block_bytes.to_string()),
@@ -220,7 +250,11 @@ const FIELDS: [Field; 45] = [
     ("ratio_of_best", |it| exact(of_best(it.cell, it.of, SPEED))),
     ("p99_best_over_its", |it| exact(of_best(it.cell, it.of, TAIL))),
     ("added_us", |it| median(it.of.added_us)),
+    ("added_us_low", |it| exact(it.of.added_us.map(|added| added.low))),
+    ("added_us_high", |it| exact(it.of.added_us.map(|added| added.high))),
     ("seconds", |it| it.of.seconds.median.to_string()),
+    ("seconds_low", |it| it.of.seconds.low.to_string()),
+    ("seconds_high", |it| it.of.seconds.high.to_string()),
     ("written_bytes", |it| exact(it.of.device.map(|it| it.bytes))),
     ("device_writes", |it| exact(it.of.device.map(|it| it.writes))),
     ("device_kib_a_write", |it| exact(it.of.device.map(|it| it.kib_a_write()))),
@@ -238,37 +272,148 @@ const FIELDS: [Field; 45] = [
     ("published_figure", |it| list(published_at(it).into_iter().map(|(_, figure)| figure))),
 ];
 
-/// Every figure, as CSV.
+/// A column of the rows of a simulation.
+type SimulatedField = (&'static str, fn(&Row) -> String);
+
+/// Columns of the rows of a simulation, which have the experiment, the row and the policy in the
+/// first columns as well.
+const SIMULATED: [SimulatedField; 6] = [
+    ("unit_in_virtual_time", |it| it.unit.clone()),
+    ("published_in_virtual_time", |it| it.published.to_string()),
+    ("simulated", |it| it.simulated.to_string()),
+    ("simulation_error", |it| exact(it.error())),
+    ("adaptive_simulated", |it| exact(it.adaptive)),
+    ("fitted", |it| it.fitted.to_string()),
+];
+
+/// Every figure, as CSV: those of a run, then those of a simulation.
 ///
 /// # Errors
 /// None but those of memory.
-pub fn csv(analysis: &Analysis) -> Result<String, csv::Error> {
+pub fn csv(
+    analysis: Option<&Analysis>,
+    simulation: Option<&Simulation>,
+) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(FIELDS.map(|(name, _)| name))?;
-    for experiment in &analysis.experiments {
+    let names = FIELDS.iter().map(|(name, _)| *name);
+    writer.write_record(names.chain(SIMULATED.iter().map(|(name, _)| *name)))?;
+    let none = || SIMULATED.iter().map(|_| String::new());
+    for experiment in analysis.iter().flat_map(|analysis| &analysis.experiments) {
         for cell in &experiment.cells {
             for of in &cell.figures {
                 let line = Line { experiment, cell, of };
-                writer.write_record(FIELDS.map(|(_, field)| field(&line)))?;
+                writer.write_record(FIELDS.iter().map(|(_, field)| field(&line)).chain(none()))?;
             }
         }
+    }
+    for row in simulation.iter().flat_map(|simulation| &simulation.rows) {
+        let named = FIELDS.iter().map(|(name, _)| match *name {
+            "experiment" => row.experiment.clone(),
+            "cell" => row.row.clone(),
+            "contender" => row.policy.clone(),
+            "load" => IN_VIRTUAL_TIME.into(),
+            _ => String::new(),
+        });
+        writer.write_record(named.chain(SIMULATED.iter().map(|(_, field)| field(row))))?;
     }
     let bytes = writer.into_inner().map_err(csv::IntoInnerError::into_error)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// What made the load of a simulated row.
+const IN_VIRTUAL_TIME: &str = "virtual time";
+
+/// A run and a simulation, as far as there are.
+#[derive(Debug, serde::Serialize)]
+struct Both<'a> {
+    #[serde(flatten)]
+    analysis: Option<&'a Analysis>,
+    simulation: Option<&'a Simulation>,
+}
+
+/// Every figure, as JSON: the analysis of a run, with the `simulation` beside it.
+///
+/// # Errors
+/// None but those of memory.
+pub fn json(
+    analysis: Option<&Analysis>,
+    simulation: Option<&Simulation>,
+) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(&Both { analysis, simulation })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::tests::analysis;
+    use crate::page::tests::{analysis, simulated};
 
     #[test]
     fn every_column_of_the_csv_file_has_a_value_somewhere() {
-        let text = csv(&analysis()).expect("CSV");
+        let (analysis, simulated) = (analysis(), simulated());
+        let text = csv(Some(&analysis), Some(&simulated)).expect("CSV");
         let mut reader = csv::Reader::from_reader(text.as_bytes());
+        let names = reader.headers().expect("names").clone();
         let rows: Vec<_> = reader.records().map(|row| row.expect("a row")).collect();
-        for (at, (name, _)) in FIELDS.iter().enumerate() {
+        for (at, name) in names.iter().enumerate() {
             assert!(rows.iter().any(|row| !row[at].is_empty()), "{name} is always empty");
         }
+        let of_simulation = rows.iter().filter(|row| row.iter().any(|it| it == IN_VIRTUAL_TIME));
+        assert_eq!(of_simulation.count(), simulated.rows.len());
+        let alone = csv(None, Some(&simulated)).expect("CSV");
+        assert_eq!(alone.lines().count(), 1 + simulated.rows.len());
+    }
+
+    #[test]
+    fn who_goes_through_the_page_cache_where_others_do_not_is_named_at_its_row() {
+        let mut analysis = analysis();
+        let of = &mut analysis.experiments[0].cells[0].figures[0];
+        assert!(!doubts(of).contains("page cache"), "{of:?}");
+        of.load = format!("fio-3.33; {THROUGH_CACHE}");
+        assert!(doubts(of).contains("its files through the page cache"), "{of:?}");
+        assert!(crate::page::html(&analysis, None).contains(THROUGH_CACHE));
+    }
+
+    #[test]
+    fn spreads_numbers_of_runs_and_the_time_stand_in_every_form() {
+        let analysis = analysis();
+        let terminal = tables(&analysis);
+        let page = crate::page::html(&analysis, None);
+        let markdown = crate::markdown::markdown(&analysis, None);
+        for name in ["added-latency", "kernel-tree"] {
+            let its = analysis.experiments.iter().find(|it| it.name == name).expect("it ran");
+            let time = its.measured();
+            let runs: usize =
+                its.cells.iter().flat_map(|it| &it.figures).map(|it| it.seconds.count).sum();
+            assert!(time.contains(&format!("{runs} measurements")), "{time}");
+            let form = |text: &str, begin: &str, end: &str| {
+                let from = text.split(begin).nth(1).unwrap_or_else(|| panic!("{begin} of {name}"));
+                from.split(end).next().unwrap_or_default().to_owned()
+            };
+            for section in [
+                form(&terminal, &format!("{name} ("), "\n\n"),
+                form(&page, &format!("<section id=\"{name}\""), "</section>"),
+                form(&markdown, &format!("\n## {name}\n"), "\n## "),
+            ] {
+                assert!(section.contains(&time), "{time}: {section}");
+                assert!(section.contains("runs") && section.contains("quartiles"), "{section}");
+                let is_added = name == "added-latency";
+                assert_eq!(section.contains("added µs (quartiles)"), is_added, "{section}");
+            }
+        }
+    }
+
+    #[test]
+    fn json_has_the_run_and_the_simulation() {
+        let (analysis, simulated) = (analysis(), simulated());
+        let of = |analysis, simulation| {
+            let text = json(analysis, simulation).expect("JSON");
+            let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            let experiments = value["experiments"].as_array().map(Vec::len);
+            (experiments, value["simulation"]["rows"].as_array().map(Vec::len))
+        };
+        let all = Some(analysis.experiments.len());
+        assert_eq!(of(Some(&analysis), Some(&simulated)), (all, Some(2)));
+        assert_eq!(of(Some(&analysis), None), (all, None));
+        assert_eq!(of(None, Some(&simulated)), (None, Some(2)));
     }
 }

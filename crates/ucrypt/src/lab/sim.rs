@@ -120,9 +120,13 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     };
     let rows = history::rows(&experiments, scale, changes, (&stop, &progress));
     bar.finish_and_clear();
-    let rows = rows.map_err(failure)?;
+    let (rows, interrupted) = rows.map_err(failure)?;
+    if interrupted && rows.is_empty() {
+        return Err(Failure::wrong("interrupted before the first row"));
+    }
     let checks = measured.map_or_else(Vec::new, |found| found.checks);
-    let simulation = Simulation { version: VERSION.into(), scale, changes, rows, checks };
+    let version = VERSION.into();
+    let simulation = Simulation { version, scale, changes, rows, checks, interrupted };
     let json = serde_json::to_string_pretty(&simulation).map_err(Failure::wrong)?;
     if let Some(dir) = &args.out {
         let file = dir.join(FILE);
@@ -131,7 +135,17 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
             Failure::device(format!("cannot write {}: {error}", file.display()))
         })?;
     }
-    if args.json { stdio::print_line(json) } else { stdio::print(&table(&simulation)) }
+    if args.json {
+        stdio::print_line(json)?;
+    } else {
+        stdio::print(&table(&simulation))?;
+    }
+    if interrupted {
+        return Err(Failure::wrong(
+            "interrupted; the rows so far are kept, the others are missing",
+        ));
+    }
+    Ok(())
 }
 
 fn failure(error: io::Error) -> Failure {

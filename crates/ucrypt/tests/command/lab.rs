@@ -126,10 +126,53 @@ fn a_run_keeps_every_measurement_and_its_page_shows_them() {
     assert!(at("`instant_2020.csv`") < at("## In virtual time"));
     assert!(!page.contains("<script") && !page.contains("src="), "the page needs something else");
     let csv = run(scratch.ucrypt(&["lab", "report", "--csv"]).arg(&out), b"").text();
-    assert_eq!(csv.lines().count(), 1 + 6 + 7 + 3 * 7);
+    let simulated = rows["rows"].as_array().expect("rows").len();
+    assert_eq!(csv.lines().count(), 1 + 6 + 7 + 3 * 7 + simulated);
     let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     assert_eq!(json["experiments"].as_array().map(Vec::len), Some(3));
+    assert_eq!(json["simulation"]["rows"].as_array().map(Vec::len), Some(simulated));
+}
+
+#[test]
+fn an_interrupted_simulation_keeps_its_rows_and_a_simulation_alone_has_a_report() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    // Longer than anybody waits.
+    let words = ["lab", "sim", "added-latency", "many-drives", "--time", "60000", "--out"];
+    let mut patience = Duration::from_secs(4);
+    // The first rows take a moment, the next one many minutes.
+    let file = loop {
+        let mut lab = scratch.ucrypt_child(&words);
+        lab.arg(&out).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = lab.spawn().expect("it starts");
+        std::thread::sleep(patience);
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a number")).expect("a process");
+        kill_process(pid, Signal::INT).expect("it is there");
+        let ended = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        if let Ok(file) = fs::read(out.join("sim.json")) {
+            assert!(said.contains("rows so far are kept"), "{said}");
+            break file;
+        }
+        assert!(said.contains("before the first row"), "{said}");
+        assert!(patience < Duration::from_secs(200), "no row in all that time");
+        patience *= 2;
+    };
+    let file: Value = serde_json::from_slice(&file).expect("JSON");
+    let rows = file["rows"].as_array().expect("rows").len();
+    assert!(file["interrupted"] == true && (1..=3).contains(&rows), "{file}");
+    let page = run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").text();
+    let page = fs::read_to_string(page.trim_end()).expect("a page");
+    assert!(page.contains("It was interrupted") && page.contains("id=\"sim\""), "{page}");
+    let csv = run(scratch.ucrypt(&["lab", "report", "--csv"]).arg(&out), b"").text();
+    assert_eq!(csv.lines().count(), 1 + rows);
+    let markdown = run(scratch.ucrypt(&["lab", "report", "--markdown"]).arg(&out), b"").text();
+    assert!(markdown.contains("It was interrupted"), "{markdown}");
+    let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    assert_eq!(json["simulation"]["rows"].as_array().map(Vec::len), Some(rows));
 }
 
 #[test]
