@@ -109,7 +109,7 @@ fn once(
 }
 
 /// Whether there is a way past the page cache; NBD has none.
-fn is_direct(address: &Address) -> bool {
+pub(crate) fn is_direct(address: &Address) -> bool {
     let Address::Path(path) = address else { return true };
     let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // Other errors are fio's to tell.

@@ -4,7 +4,7 @@
 //!
 //! - [`catalogue`]: the experiments, their cells and the [`published`] figures beside them;
 //! - [`target`], [`contender`]: what they run on, and who is compared;
-//! - [`load`], [`fio`]: what makes the load; `window`: the time that counts; `bounded`: devices that
+//! - [`load`], [`fio`], [`dd`]: what makes the load; `window`: the time that counts; `bounded`: devices that
 //!   never answer;
 //! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
@@ -36,6 +36,7 @@ mod client;
 mod columns;
 pub mod contender;
 mod counting;
+pub mod dd;
 pub mod experiment;
 pub mod fio;
 pub mod grid;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::bench::Bench;
 use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
+use crate::dd;
 use crate::load::{INTERRUPTED, Load, Times};
 use crate::process;
 use crate::sample::Sample;
@@ -87,8 +88,14 @@ impl Plan {
     /// Whether a contender can carry out a cell. fio sends a block in one request; this program
     /// sends pieces.
     fn has(&self, contender: Contender, cell: &Cell) -> bool {
-        let is_whole = contender.is_nbd() && self.generator == Generator::Fio;
-        !self.description.has_target() || !is_whole || cell.block_bytes <= NBD_BYTES_MAX
+        if !self.description.has_target() || !contender.is_served() {
+            return true;
+        }
+        match self.generator {
+            Generator::Fio => !contender.is_nbd() || cell.block_bytes <= NBD_BYTES_MAX,
+            Generator::Dd => dd::sends(cell),
+            Generator::BuiltIn => true,
+        }
     }
 
     /// The contenders that have a cell, as often as it has them, with the time that each takes.
@@ -168,12 +175,16 @@ impl Settings {
             .filter(|contender| plan.cells.iter().any(|cell| !plan.has(*contender, cell)))
             .collect();
         for contender in long {
-            let what = format!("{contender} at blocks above {}", size_name(NBD_BYTES_MAX));
-            leave(
-                &what,
-                "fio sends a block in one NBD request, and servers take no longer ones; use \
-                          --load built-in, which sends pieces",
-            );
+            let (what, why) = if self.generator == Generator::Dd {
+                let what = format!("{contender} in cells that are not sequential or of depth 1");
+                (what, "dd sends one request after the other, in their order; use another --load")
+            } else {
+                let what = format!("{contender} at blocks above {}", size_name(NBD_BYTES_MAX));
+                let why = "fio sends a block in one NBD request, and servers take no longer ones; use \
+                           --load built-in, which sends pieces";
+                (what, why)
+            };
+            leave(&what, why);
         }
         plan.left_out = left_out;
         plan
@@ -202,8 +213,12 @@ impl Settings {
                 }
                 programs.extend(contender.program().map(|(program, _)| program));
                 let is_loaded = contender.is_served() && description.method != Method::Tree;
-                if is_loaded && self.generator == Generator::Fio {
-                    programs.push("fio");
+                if is_loaded {
+                    programs.extend(match self.generator {
+                        Generator::Fio => Some("fio"),
+                        Generator::Dd => Some("dd"),
+                        Generator::BuiltIn => None,
+                    });
                 }
             }
         }
@@ -232,6 +247,9 @@ impl Settings {
         }
         if matches!(description.method, Method::Order | Method::Slices) {
             return Some("this experiment looks into the engine; compare ucrypt's policies".into());
+        }
+        if self.generator == Generator::Dd && contender.is_nbd() {
+            return Some("dd has no way to NBD; use another --load".into());
         }
         if self.on.scratch_dir().is_none() {
             return Some(format!(
@@ -676,6 +694,30 @@ mod tests {
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
         }
+    }
+
+    #[test]
+    fn dd_has_the_loads_that_it_can_send_and_the_others_are_left_out_with_the_reason() {
+        let of = |experiment: &str, against: &str| Settings {
+            experiments: vec![experiment.into()],
+            against: Some(crate::contender::list(against).expect("contenders")),
+            ..settings(Generator::Dd)
+        };
+        let file = Contender::File;
+        for (experiment, has_all) in [("request-merge", true), ("other-ssd", false)] {
+            let settings = of(experiment, "file,ucrypt");
+            let plan = &settings.plans().expect("a plan")[0];
+            let had = plan.cells.iter().filter(|cell| plan.has(file, cell)).count();
+            assert_eq!(had == plan.cells.len(), has_all, "{experiment}");
+            // What runs in this process has another load.
+            assert!(plan.cells.iter().all(|cell| plan.has(Contender::Raw, cell)));
+            let left_out = settings.left_out().expect("a plan");
+            let named = left_out.iter().any(|left| left.what.contains("not sequential"));
+            assert_eq!(named, !has_all, "{left_out:?}");
+            assert_eq!(settings.programs(), ["dd"]);
+        }
+        let nbd = of("request-merge", "file,ucrypt-nbd").left_out().expect("a plan");
+        assert!(nbd.iter().any(|it| it.what == "ucrypt-nbd" && it.why.contains("dd")), "{nbd:?}");
     }
 
     #[test]

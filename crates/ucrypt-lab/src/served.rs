@@ -22,6 +22,7 @@ use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_engine::PolicyKind;
 
 use crate::contender::Contender;
+use crate::dd;
 use crate::fio::{self, Address};
 use crate::load::{self, INTERRUPTED, Load, Place};
 use crate::nbd_client::NbdClient;
@@ -64,6 +65,8 @@ const PAYLOAD_OFFSET_AT: u64 = 104;
 pub enum Generator {
     /// fio.
     Fio,
+    /// dd.
+    Dd,
     /// This program.
     BuiltIn,
 }
@@ -236,6 +239,7 @@ impl Images {
         let watch = Watch::start(served.own.clone());
         let sample = match self.generator {
             Generator::Fio => fio::run(&served.address, load, (self.dir.path(), server), stop)?,
+            Generator::Dd => dd::run(&served.address, load, (self.dir.path(), server), stop)?,
             Generator::BuiltIn => process::guarded(server, load.limit(), stop, || {
                 load::run(&place(&served.address, self.len, false)?, load, stop)
             })?,

@@ -171,6 +171,46 @@ mod tests {
     use crate::catalogue::{Scale, by_name};
 
     #[test]
+    fn what_is_certain_comes_first_however_small_it_is_and_whatever_it_is_measured_by() {
+        let description = by_name("workqueues").expect("an experiment");
+        let cell = description.cells(Scale::Quick).remove(0);
+        let of = |name: &str, speeds: [f64; 5]| {
+            let sample = |mb_s| Sample { mb_s, seconds: 1.0, ..Sample::default() };
+            (name.parse::<Contender>().expect("a contender"), speeds.map(sample))
+        };
+        let all = [
+            of("raw", [104.0, 104.5, 105.0, 104.2, 104.8]),
+            of("ucrypt", [100.0, 100.2, 99.8, 100.1, 99.9]),
+            of("ucrypt:inline", [101.0, 101.1, 100.9, 101.3, 100.8]),
+            of("ucrypt:unbound", [300.0, 40.0, 310.0, 50.0, 290.0]),
+            of("ucrypt:merge", [98.0, 97.0, 98.5, 98.2, 97.9]),
+            of("file", [100.0; 5]),
+            of("ucrypt-fuse", [80.0, 80.5, 81.0, 79.9, 80.2]),
+            of("nbdkit", [82.0, 82.4, 83.0, 81.7, 82.1]),
+        ];
+        let rounds: Vec<_> = all
+            .iter()
+            .map(|(of, samples)| (*of, (0..).zip(samples).collect::<Rounds<'_>>()))
+            .collect();
+        let mut short = Short::default();
+        short.add(description, &cell, &rounds);
+        let found = short.found().shortfalls;
+        let rows: Vec<_> = found
+            .iter()
+            .map(|it| (it.ours.to_string(), it.other.to_string(), it.is_certain))
+            .collect();
+        let row = |ours: &str, other: &str, certain| (ours.to_owned(), other.to_owned(), certain);
+        let expected = [
+            row("ucrypt-fuse", "file", true),
+            row("ucrypt", "raw", true),
+            row("ucrypt-fuse", "nbdkit", true),
+            row("ucrypt", "ucrypt:inline", true),
+            row("ucrypt", "ucrypt:unbound", false),
+        ];
+        assert_eq!(rows, expected, "{found:?}");
+    }
+
+    #[test]
     fn served_volumes_are_compared_with_fixed_policies_and_latencies_count() {
         let named = |name: &str| name.parse::<Contender>().expect("a contender");
         let of = |ours, other| least(named(ours), named(other), Method::Load);

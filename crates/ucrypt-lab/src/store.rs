@@ -19,7 +19,7 @@ use crate::process::first_line;
 use crate::sample::Sample;
 use crate::served::Generator;
 use crate::target::{LEN_MAX, LEN_MIN, Storage, Target};
-use crate::{fio, process};
+use crate::{dd, fio, process};
 
 /// What a run was asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -406,6 +406,7 @@ impl Machine {
             memory.lines().next().and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
         let mut versions = vec![("ucrypt".to_owned(), ucrypt.to_owned())];
         versions.extend(fio::version().map(|version| ("fio".to_owned(), version)));
+        versions.extend(dd::version().map(|version| ("dd".to_owned(), version)));
         for (program, option) in [
             ("qemu-storage-daemon", "--version"),
             ("qemu-nbd", "--version"),

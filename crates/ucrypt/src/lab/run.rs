@@ -14,7 +14,7 @@ use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, Settings, Store};
 use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Scratch, Target, TargetError};
-use ucrypt_lab::{shell, text};
+use ucrypt_lab::{dd, shell, text};
 
 use crate::VERSION;
 use crate::ending::signals;
@@ -52,7 +52,8 @@ pub(crate) struct RunArgs {
     /// Time of a measurement in milliseconds [default: 1000, with --quick 60]
     #[arg(long, value_name = "MS", conflicts_with = "resume", value_parser = clap::value_parser!(u64).range(1..=600_000))]
     time: Option<u64>,
-    /// What makes the load on servers: fio, built-in [default: fio if it is installed]
+    /// What makes the load on servers: fio, dd (sequential, one at a time), built-in [default: fio if it
+    /// is installed]
     #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = generator)]
     load: Option<Generator>,
     /// Keep the results in this directory
@@ -77,8 +78,13 @@ fn generator(name: &str) -> Result<Generator, String> {
             Err("fio is not installed; install it with: apt-get install fio".into())
         }
         "fio" => Ok(Generator::Fio),
+        "dd" if dd::version().is_none() => {
+            Err("the dd of the GNU coreutils is not installed; install it with: apt-get install coreutils"
+                .into())
+        }
+        "dd" => Ok(Generator::Dd),
         "built-in" => Ok(Generator::BuiltIn),
-        _ => Err("known are fio, built-in".into()),
+        _ => Err("known are fio, dd, built-in".into()),
     }
 }
 
@@ -114,9 +120,7 @@ pub(super) fn failure(error: TargetError) -> Failure {
     match error {
         TargetError::Open(error) => error.into(),
         TargetError::Unknown(message) => Failure::wrong(message),
-        TargetError::Io { ref error, .. }
-            if error.kind() == std::io::ErrorKind::PermissionDenied =>
-        {
+        TargetError::Io { ref error, .. } if error.kind() == ErrorKind::PermissionDenied => {
             Failure::denied(error)
         }
         error => Failure::device(error),
