@@ -385,17 +385,18 @@ impl Simulator<'_> {
         &mut self,
         (experiment, name): (&str, &str),
         preset: Preset,
-        job: Job,
+        load: impl Into<Load>,
         (policy, label, fitted): (Fixed, &str, bool),
         (raw, encrypted): (Option<f64>, Option<f64>),
     ) -> io::Result<()> {
+        let load = load.into();
         if let Some(raw) = raw {
-            let simulated = self.raw(preset, job)?.mb_s;
+            let simulated = self.raw(preset, load)?.mb_s;
             self.add(experiment, format!("{name}, raw"), "MB/s", "raw", (raw, simulated, None));
             self.fitted(true);
         }
         if let Some(encrypted) = encrypted {
-            let Both { fixed, adaptive } = self.both(preset, job, policy)?;
+            let Both { fixed, adaptive } = self.both(preset, load, policy)?;
             let figures = (encrypted, fixed.mb_s, Some(adaptive.mb_s));
             self.add(experiment, format!("{name}, {label}"), "MB/s", policy.name(), figures);
             self.fitted(fitted);
@@ -486,7 +487,7 @@ fn other(simulator: &mut Simulator<'_>) -> io::Result<()> {
     // dd reads ahead; the published block size is not known.
     let read = job(Pattern::Read, 128 << 10, 4);
     simulator.pair(name("linear read"), SSD, read, whole, figures("linear read", "whole"))?;
-    let random = job(Pattern::RandWrite, 64 << 10, 20);
+    let random = Load { job: job(Pattern::RandWrite, 64 << 10, 1), queues: 20 };
     simulator.pair(name("random write 64k × 20"), SSD, random, spread, figures("random write", ""))
 }
 
@@ -681,6 +682,25 @@ mod tests {
         let ended = rows(&experiments, Scale::Quick, Changes::default(), (&stop, &progress));
         let (rows, is_part) = ended.expect("simulated");
         assert_eq!((rows.len(), is_part), (1, true));
+    }
+
+    #[test]
+    fn each_job_of_a_published_load_has_a_queue() {
+        let go = AtomicBool::new(false);
+        let (changes, progress) = (Changes::default(), |_: &str| {});
+        let (stop, progress): (_, &dyn Fn(&str)) = (&go, &progress);
+        let simulator = Simulator { changes, stop, progress, rows: Vec::new() };
+        // A core's cipher makes 2 GB/s, so that the device is faster than one queue and not than four.
+        let at = |queues, depth| {
+            let load = Load { job: job(Pattern::RandRead, 1 << 20, depth), queues };
+            simulator.run(OPTANE, OPTANE.cipher, load, Fixed::Inline).expect("simulated").mb_s
+        };
+        let (one, four) = (at(1, 128), at(4, 32));
+        assert!(four > 1.1 * one, "{four} of four queues, {one} of one");
+        let (rows, _) =
+            rows(&["workqueues"], Scale::Quick, changes, (stop, progress)).expect("rows");
+        let row = rows.iter().find(|row| row.row == "1m/32/4, crypt no_workqueues");
+        assert!((row.expect("a row").simulated - four).abs() < 1e-9 * four, "{row:?}");
     }
 
     #[test]

@@ -213,6 +213,40 @@ fn a_run_on_a_file_system_without_direct_io_says_that_it_measures_the_page_cache
 }
 
 #[test]
+fn a_run_for_whose_images_there_is_no_room_is_refused_before_anything_is_made() {
+    let scratch = Scratch::new();
+    let text = "mount -t tmpfs -o size=100M none m; mkdir -m 700 m/place
+        status=0
+        $1 lab run request-merge --on m/place --against file,ucrypt-nbd --size 32M --quick --out out \\
+            2>refusal || status=$?
+        cat refusal >&2; test $status = 4; test ! -e out; ls -A m/place > left";
+    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    for needed in ["m/place has ", "bytes free, and the run needs ", "smaller --size", "servers"] {
+        assert!(ran.stderr.contains(needed), "{needed}: {}", ran.stderr);
+    }
+    assert_eq!(fs::read_to_string(scratch.path("left")).expect("written"), "");
+}
+
+#[test]
+fn a_disk_that_gets_full_ends_a_run_that_goes_on_when_there_is_room() {
+    let scratch = Scratch::new();
+    let text = "mount -t tmpfs -o size=64k none m
+        run='heat-map --against ucrypt,ucrypt:inline --quick --size 16M --time 1 --rounds 3'
+        status=0; $1 lab run $run --out m/out 2>refusal || status=$?
+        cat refusal >&2; test $status = 4
+        mount -o remount,size=10M m
+        $1 lab run --resume m/out; cp m/out/results.jsonl results";
+    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    for needed in ["make room first", "results so far are kept", "lab run --resume m/out"] {
+        assert!(ran.stderr.contains(needed), "{needed}: {}", ran.stderr);
+    }
+    let kept = fs::read_to_string(scratch.path("results")).expect("written");
+    // raw, null and two policies; the line for which there was no room is cut off.
+    let whole = kept.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok());
+    assert_eq!(whole.count(), 12 * 3 * 4);
+}
+
+#[test]
 fn a_page_for_which_there_is_no_room_leaves_the_one_before() {
     let scratch = Scratch::new();
     let text = "mount -t tmpfs -o size=1M none m
