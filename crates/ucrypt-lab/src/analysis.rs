@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use ucrypt_engine::PolicyKind;
 
-use crate::beside::{Beside, alone, beside};
+use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
 use crate::modes::modes;
@@ -357,7 +357,6 @@ fn one(
         return None;
     }
     notes.extend(without_p99(&cells));
-    notes.extend(alone(&mut cells));
     let verdict = verdict(description, &cells);
     let on = match description.method {
         Method::Tree => format!("loop devices over images in {MEMORY}"),

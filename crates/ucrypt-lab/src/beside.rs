@@ -7,7 +7,6 @@ use crate::analysis::{CellFigures, Figure, Spread};
 use crate::catalogue::{Medium, Method, Published};
 use crate::contender::Contender;
 use crate::modes::modes;
-use crate::text::figure;
 
 /// A published figure, and what stands for it here.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -82,55 +81,48 @@ pub(crate) fn beside(cells: &[CellFigures], method: Method, medium: Medium) -> V
     cells.iter().flat_map(|cell| of_cell(cell, method, medium)).collect()
 }
 
-/// Takes the published figures that nothing repeats out of the cells, and says which and why.
-pub(crate) fn alone(cells: &mut [CellFigures]) -> Vec<String> {
-    let mut all: Vec<(&str, &str, Vec<String>)> = Vec::new();
-    for cell in cells.iter_mut().map(|it| &mut it.cell) {
-        for it in &cell.published {
-            let Some(why) = it.alone else { continue };
-            let value = it.mb_s.map_or_else(String::new, |mb_s| format!(" {}", figure(mb_s)));
-            let text = format!("{}{value}", cell.name);
-            match all.iter_mut().find(|(label, ..)| *label == it.label) {
-                Some((.., texts)) => texts.push(text),
-                None => all.push((it.label, why, vec![text])),
-            }
+/// Where a published figure was taken: what stands there for the unencrypted target and for adaptive
+/// dispatch.
+struct Place {
+    raw: Contender,
+    adaptive: Contender,
+}
+
+impl Place {
+    /// File systems have one contender of ours, which is adaptive.
+    fn of(it: &Published, method: Method) -> Self {
+        let adaptive = PolicyKind::Adaptive;
+        let through = |contender: Contender| contender.below_file_system().is_some();
+        if method == Method::Tree {
+            Self { raw: Contender::Loop, adaptive: Contender::UcryptLoop(adaptive) }
+        } else if it.contender.parse().is_ok_and(through) {
+            Self { raw: Contender::LoopExt4, adaptive: Contender::UcryptLoopExt4 }
+        } else {
+            Self { raw: Contender::Raw, adaptive: Contender::Ucrypt(adaptive) }
         }
-        cell.published.retain(|it| it.alone.is_none());
     }
-    let text = |(label, why, texts): (&str, &str, Vec<String>)| {
-        format!(
-            "Published without a figure of ours beside it: {label}, in MB/s: {}. The reason: {why}.",
-            texts.join(", ")
-        )
-    };
-    all.into_iter().map(text).collect()
 }
 
 fn of_cell(cell: &CellFigures, method: Method, medium: Medium) -> Vec<Beside> {
     let measured = |contender: Contender| cell.figures.iter().find(|it| it.contender == contender);
     let mut all = Vec::new();
     for (unit, published, here) in kinds(method) {
-        let raw_name = if method == Method::Tree { "loop" } else { "raw" };
-        let base = raw_name.parse().ok().and_then(measured).and_then(here);
-        let of_raw = |value: Option<f64>| {
-            let (value, base) = value.zip(base)?;
-            (base > 0.0).then(|| value / base)
-        };
         // Published rows come in pairs of the same place: the raw one stands before the others.
         let mut raw = None;
         for it in &cell.cell.published {
-            let is_raw = it.contender == raw_name;
+            let place = Place::of(it, method);
+            let base = measured(place.raw).and_then(here);
+            let of_raw = |value: Option<f64>| {
+                let (value, base) = value.zip(base)?;
+                (base > 0.0).then(|| value / base)
+            };
+            let is_raw = it.contender.parse() == Ok(place.raw);
             let Some(figure) = published(it) else { continue };
             if is_raw {
                 raw = Some(figure);
             }
             let ours = it.contender.parse().ok().and_then(measured).and_then(here);
-            // File systems have one contender of ours, which is adaptive.
-            let of_adaptive = match method {
-                Method::Tree => Contender::UcryptLoop(PolicyKind::Adaptive),
-                _ => Contender::Ucrypt(PolicyKind::Adaptive),
-            };
-            let adaptive = measured(of_adaptive).filter(|_| !is_raw).and_then(here);
+            let adaptive = measured(place.adaptive).filter(|_| !is_raw).and_then(here);
             all.push(Beside {
                 cell: cell.cell.name.clone(),
                 label: match it.medium.filter(|its| *its != medium) {
@@ -158,7 +150,7 @@ mod tests {
     use crate::page::tests::analysis;
 
     #[test]
-    fn figures_of_another_medium_are_labelled_and_those_that_nothing_repeats_are_listed() {
+    fn figures_of_another_medium_are_labelled() {
         let analysis = analysis();
         let of = |name: &str| {
             analysis.experiments.iter().find(|it| it.name == name).expect("it ran").clone()
@@ -172,14 +164,6 @@ mod tests {
         let labels: Vec<_> = on_disk.iter().map(|it| it.label.as_str()).collect();
         assert!(labels.contains(&"LUKS on an SSD, 2017"), "{labels:?}");
         assert!(labels.contains(&"LUKS on tmpfs, 2017 (on memory; here a disk)"), "{labels:?}");
-        let sweep = of("block-sweep");
-        assert!(sweep.beside.iter().all(|it| !it.label.contains("file system")));
-        let listed: Vec<_> =
-            sweep.notes.iter().filter(|note| note.contains("through a file system")).collect();
-        assert_eq!(listed.len(), 2, "{:?}", sweep.notes);
-        for note in listed {
-            assert!(note.contains("4k read qd1 ") && note.contains("kernel-tree"), "{note}");
-        }
     }
 
     #[test]
@@ -187,8 +171,7 @@ mod tests {
         let analysis = analysis();
         for (experiment, description) in analysis.experiments.iter().zip(ALL) {
             let cells = description.cells(Scale::Quick);
-            let repeated = cells.iter().flat_map(|cell| &cell.published);
-            let figures = repeated.filter(|it| it.alone.is_none()).map(|it| {
+            let figures = cells.iter().flat_map(|cell| &cell.published).map(|it| {
                 let kinds = kinds(description.method).iter();
                 kinds.filter(|(_, published, _)| published(it).is_some()).count()
             });
@@ -196,7 +179,8 @@ mod tests {
             for it in &experiment.beside {
                 // In this run everything was measured.
                 assert!(it.here.is_some(), "{it:?}");
-                assert_eq!(it.adaptive.is_none(), it.contender == "raw", "{it:?}");
+                let is_raw = ["raw", "loop-ext4"].contains(&it.contender);
+                assert_eq!(it.adaptive.is_none(), is_raw, "{it:?}");
             }
         }
         let of = |name: &str, cell: &str, label: &str| {
@@ -209,6 +193,11 @@ mod tests {
         assert!(published < 1.0 && published > 0.5, "{sweep:?}");
         // The invented run: raw has 1001 MB/s, adaptive half of it.
         assert!(sweep.adaptive_of_raw.is_some_and(|it| (it - 0.5).abs() < 0.01), "{sweep:?}");
+        // Through a file system, over that without encryption: the last two of the invented run.
+        let through = of("block-sweep", "4k read qd1", "LUKS, through a file system, 2017");
+        assert!(through.published_of_raw.is_some_and(|it| it < 1.2), "{through:?}");
+        assert_eq!(through.here_of_raw, through.adaptive_of_raw);
+        assert!(through.here_of_raw.is_some_and(|it| (it - 5.0 / 6.0).abs() < 0.01), "{through:?}");
         let raw = of("block-sweep", "4k read qd1", "raw device, 2017");
         assert!(raw.here.is_some() && raw.here_of_raw.is_none(), "{raw:?}");
         // Of file systems the run time, over that without encryption.

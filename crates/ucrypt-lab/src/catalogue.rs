@@ -80,8 +80,6 @@ pub struct Published {
     pub writes_below: Option<f64>,
     /// Of a speed that jumps between two modes, both in MB/s.
     pub modes_mb_s: Option<(f64, f64)>,
-    /// Why nothing here repeats it.
-    pub alone: Option<&'static str>,
     /// What it was measured on, where that is what the row is about.
     pub medium: Option<Medium>,
 }
@@ -104,10 +102,6 @@ impl std::fmt::Display for Medium {
         })
     }
 }
-
-/// See [`Published::alone`].
-const FILE_SYSTEM: &str = "loads are sent to devices, and a file system over ours would be measured \
-    with its own cache and extents; kernel-tree measures file systems";
 
 /// One experiment.
 #[derive(Debug, Clone, Copy)]
@@ -138,9 +132,9 @@ pub const ALL: &[Description] = &[
         question: "At which block sizes does encryption slow down reads at queue depth 1?",
         shows: "MB/s and the ratio to raw by block size",
         tables: &[published::LUKS_SWEEP_2017],
-        needs: "nothing; blocks longer than the target are left out",
+        needs: "nothing; root and mkfs.ext4 for reads through a file system",
         method: Method::Load,
-        against: &["ucrypt", "ucrypt:inline", "ucrypt:unbound"],
+        against: &["ucrypt", "ucrypt:inline", "ucrypt:unbound", "loop-ext4", "ucrypt-loop-ext4"],
         peers: true,
         cells: block_sweep,
     },
@@ -314,13 +308,14 @@ fn block_sweep(scale: Scale) -> Vec<Cell> {
     let cells = rows.iter().filter_map(|row| {
         let block_bytes: u64 = row.number("block_size")?;
         let [raw, luks] = match row.text("where") {
-            "device" => ["raw device, 2017", "LUKS on a device, 2017"],
-            _ => ["raw, through a file system, 2017", "LUKS, through a file system, 2017"],
+            "device" => [("raw", "raw device, 2017"), ("ucrypt:unbound", "LUKS on a device, 2017")],
+            _ => [
+                ("loop-ext4", "raw, through a file system, 2017"),
+                ("ucrypt-loop-ext4", "LUKS, through a file system, 2017"),
+            ],
         };
-        let alone = (row.text("where") != "device").then_some(FILE_SYSTEM);
-        let of =
-            [mb_s("raw", raw, row.number("raw")), mb_s("ucrypt:unbound", luks, row.number("luks"))];
-        let published = of.map(|it| Published { alone, ..it }).into();
+        let published =
+            vec![mb_s(raw.0, raw.1, row.number("raw")), mb_s(luks.0, luks.1, row.number("luks"))];
         Some(Cell { published, ..cell(Pattern::Read, block_bytes, 1, 1) })
     });
     let all = joined(cells);

@@ -42,13 +42,17 @@ pub enum Contender {
     DmCryptInline,
     /// A file in a mounted gocryptfs, which encrypts files and their names.
     Gocryptfs,
+    /// A file on ext4 over `Loop`; needs root.
+    LoopExt4,
+    /// A file on ext4 over `UcryptLoop`, adaptive; needs root.
+    UcryptLoopExt4,
 }
 
 /// A name, its contender, and the program that it starts, with its package.
 type Name = (&'static str, Contender, Option<(&'static str, &'static str)>);
 
 /// The names without a policy, and with the program of others that they start, with its package.
-const NAMES: [Name; 16] = [
+const NAMES: [Name; 18] = [
     ("raw", Contender::Raw, None),
     ("ucrypt", Contender::Ucrypt(PolicyKind::Adaptive), None),
     ("null", Contender::Null, None),
@@ -69,6 +73,8 @@ const NAMES: [Name; 16] = [
     ("dm-crypt", Contender::DmCrypt, Some(("cryptsetup", "cryptsetup-bin"))),
     ("dm-crypt-inline", Contender::DmCryptInline, Some(("cryptsetup", "cryptsetup-bin"))),
     ("gocryptfs", Contender::Gocryptfs, Some(("gocryptfs", "gocryptfs"))),
+    ("loop-ext4", Contender::LoopExt4, Some(("mkfs.ext4", "e2fsprogs"))),
+    ("ucrypt-loop-ext4", Contender::UcryptLoopExt4, Some(("mkfs.ext4", "e2fsprogs"))),
 ];
 
 /// The contenders that are compared where they are installed, unless the user names others.
@@ -127,12 +133,26 @@ impl Contender {
 
     /// Whether it encrypts.
     pub fn encrypts(self) -> bool {
-        !self.is_ceiling() && !matches!(self, Self::Loop | Self::UcryptNone)
+        !self.is_ceiling() && !matches!(self, Self::Loop | Self::UcryptNone | Self::LoopExt4)
     }
 
     /// Whether it is a block device, which a file system can be on: it attaches a loop device.
-    pub fn needs_root(self) -> bool {
+    pub fn is_device(self) -> bool {
         matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone) || self.is_dm_crypt()
+    }
+
+    /// Whether only root can attach or mount it.
+    pub fn needs_root(self) -> bool {
+        self.is_device() || self.below_file_system().is_some()
+    }
+
+    /// The device below a file system that files are read from; `None` if it has none.
+    pub fn below_file_system(self) -> Option<Self> {
+        match self {
+            Self::LoopExt4 => Some(Self::Loop),
+            Self::UcryptLoopExt4 => Some(Self::UcryptLoop(PolicyKind::Adaptive)),
+            _ => None,
+        }
     }
 
     /// Whether it is the kernel's dm-crypt.
@@ -161,7 +181,11 @@ impl Contender {
     /// What its ratio is taken of: the same target without encryption, reached by the same load.
     #[must_use]
     pub fn base(self) -> Self {
-        if self.is_served() { Self::File } else { Self::Raw }
+        match self {
+            Self::LoopExt4 | Self::UcryptLoopExt4 => Self::LoopExt4,
+            _ if self.is_served() => Self::File,
+            _ => Self::Raw,
+        }
     }
 }
 

@@ -109,7 +109,7 @@ fn command(path: &Path, cell: &Cell, blocks: u64, direct: bool) -> Command {
 }
 
 /// Bytes and seconds of dd's last line: `65536 bytes (66 kB, 64 KiB) copied, 0.00012 s, 546 MB/s`.
-fn copied(said: &str) -> Option<(u64, f64)> {
+pub(crate) fn copied(said: &str) -> Option<(u64, f64)> {
     let line = said.lines().find(|line| line.contains(" copied, "))?;
     let bytes = line.split(' ').next()?.parse().ok().filter(|bytes| *bytes > 0)?;
     let time = line.split(" copied, ").nth(1)?.split(' ').next()?;

@@ -6,7 +6,8 @@
 //! - [`target`], [`contender`]: what they run on, and who is compared;
 //! - [`load`], [`fio`], [`dd`]: what makes the load; `window`: the time that counts; `bounded`: devices that
 //!   never answer;
-//! - `bench`, `served`, `tree`: contenders in this process, those that are processes, file systems;
+//! - `bench`, `served`, `mounted`, `tree`: contenders in this process, those that are processes, files
+//!   on a file system, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`runner`], [`store`], `room`: interleaved rounds, their results in a directory, and the room that
 //!   they take;
@@ -43,6 +44,7 @@ pub mod grid;
 pub mod load;
 pub mod markdown;
 pub mod modes;
+mod mounted;
 pub mod nbd_client;
 pub mod options;
 pub mod page;

@@ -11,6 +11,7 @@ use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::dd;
 use crate::load::{INTERRUPTED, Load, Times};
+use crate::mounted;
 use crate::process;
 use crate::sample::Sample;
 use crate::served::{self, Filling, Generator, Images, Left, Service};
@@ -71,6 +72,8 @@ pub(crate) struct Plan {
     contenders: Vec<Contender>,
     /// What sends the load of served contenders.
     generator: Generator,
+    /// Bytes of the target.
+    len: u64,
     left_out: Vec<LeftOut>,
 }
 
@@ -90,6 +93,9 @@ impl Plan {
     fn has(&self, contender: Contender, cell: &Cell) -> bool {
         if !self.description.has_target() || !contender.is_served() {
             return true;
+        }
+        if contender.below_file_system().is_some() {
+            return cell.block_bytes <= mounted::file_bytes(self.len);
         }
         match self.generator {
             Generator::Fio => !contender.is_nbd() || cell.block_bytes <= NBD_BYTES_MAX,
@@ -136,7 +142,9 @@ impl Settings {
         for contender in self.wanted(description) {
             let obstacle =
                 || self.obstacle(description, contender).or_else(|| self.no_memory(contender));
-            match missing_program(contender).or_else(obstacle) {
+            let below = contender.below_file_system();
+            let missing = missing_program(contender).or_else(|| missing_program(below?));
+            match missing.or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
             }
@@ -156,6 +164,10 @@ impl Settings {
                 }
             }
         }
+        let through = contenders.iter().position(|it| *it == Contender::UcryptLoopExt4);
+        if let Some(at) = through.filter(|_| !contenders.contains(&Contender::LoopExt4)) {
+            contenders.insert(at, Contender::LoopExt4);
+        }
         let of_loop = description.method == Method::Tree && !contenders.is_empty();
         if of_loop && !contenders.contains(&Contender::Loop) {
             // What run times are compared with.
@@ -166,6 +178,7 @@ impl Settings {
             cells,
             contenders,
             generator: self.generator,
+            len: self.len,
             left_out: Vec::new(),
         };
         let long: Vec<_> = plan
@@ -175,7 +188,11 @@ impl Settings {
             .filter(|contender| plan.cells.iter().any(|cell| !plan.has(*contender, cell)))
             .collect();
         for contender in long {
-            let (what, why) = if self.generator == Generator::Dd {
+            let (what, why) = if contender.below_file_system().is_some() {
+                let most = size_name(mounted::file_bytes(self.len));
+                let what = format!("{contender} at blocks above {most}");
+                (what, "the block is longer than the file; use a larger --size")
+            } else if self.generator == Generator::Dd {
                 let what = format!("{contender} in cells that are not sequential or of depth 1");
                 (what, "dd sends one request after the other, in their order; use another --load")
             } else {
@@ -240,13 +257,19 @@ impl Settings {
         }
         if description.method == Method::Tree {
             let why = "it mounts block devices; compare loop, ucrypt-none, ucrypt-loop, dm-crypt";
-            return (!contender.needs_root()).then(|| why.into());
+            return (!contender.is_device()).then(|| why.into());
         }
         if !contender.is_served() {
             return None;
         }
         if matches!(description.method, Method::Order | Method::Slices) {
             return Some("this experiment looks into the engine; compare ucrypt's policies".into());
+        }
+        let all_reads = || description.cells(self.scale).iter().all(mounted::reads);
+        if contender.below_file_system().is_some() && !all_reads() {
+            return Some(
+                "dd reads its file, one request after the other; block-sweep does that".into(),
+            );
         }
         if self.generator == Generator::Dd && contender.is_nbd() {
             return Some("dd has no way to NBD; use another --load".into());
@@ -301,6 +324,10 @@ impl Settings {
             _ => {
                 let times = self.times(description.method);
                 let load = (times.ramp + times.measured).as_secs_f64() + STEP_S;
+                if contender.below_file_system().is_some() {
+                    // The file is written in each turn.
+                    return load + 2.0 * SERVED_S + self.len as f64 / 1e9;
+                }
                 if contender.is_served() { load + SERVED_S } else { load }
             }
         }
@@ -358,8 +385,8 @@ pub fn extent(about: &About, records: &[Record]) -> Extent {
             continue;
         }
         let rounds = u64::from(rounds(description, &about.settings));
-        let generator = about.settings.generator;
-        let plan = Plan { description, cells, contenders, generator, left_out: Vec::new() };
+        let Settings { generator, len, .. } = about.settings;
+        let plan = Plan { description, cells, contenders, generator, len, left_out: Vec::new() };
         for (cell, contender) in
             plan.cells.iter().flat_map(|cell| plan.contenders.iter().map(move |it| (cell, *it)))
         {
@@ -718,6 +745,29 @@ mod tests {
         }
         let nbd = of("request-merge", "file,ucrypt-nbd").left_out().expect("a plan");
         assert!(nbd.iter().any(|it| it.what == "ucrypt-nbd" && it.why.contains("dd")), "{nbd:?}");
+    }
+
+    #[test]
+    fn files_on_a_file_system_are_read_in_the_sweep_alone_and_not_beyond_their_end() {
+        let of = |experiment: &str| Settings {
+            experiments: vec![experiment.into()],
+            against: Some(vec![Contender::UcryptLoopExt4]),
+            ..settings(Generator::BuiltIn)
+        };
+        let left_out = of("request-merge").left_out().expect("a plan");
+        assert!(left_out.iter().any(|it| it.what == "ucrypt-loop-ext4"), "{left_out:?}");
+        let settings = of("block-sweep");
+        let plan = &settings.plans().expect("a plan")[0];
+        if plan.contenders.contains(&Contender::UcryptLoopExt4) {
+            assert!(plan.contenders.contains(&Contender::LoopExt4), "what it is compared with");
+            let had = plan.cells.iter().filter(|cell| plan.has(Contender::LoopExt4, cell));
+            assert_eq!(had.map(|cell| cell.block_bytes).max(), Some(512 << 20));
+            let left_out = settings.left_out().expect("a plan");
+            assert!(left_out.iter().any(|it| it.why.contains("longer than the file")));
+        } else {
+            // Without root, with the reason.
+            assert!(plan.left_out.iter().any(|it| it.what == "ucrypt-loop-ext4"));
+        }
     }
 
     #[test]

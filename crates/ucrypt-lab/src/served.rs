@@ -25,6 +25,7 @@ use crate::contender::Contender;
 use crate::dd;
 use crate::fio::{self, Address};
 use crate::load::{self, INTERRUPTED, Load, Place};
+use crate::mounted;
 use crate::nbd_client::NbdClient;
 use crate::process::{self, Running};
 use crate::sample::{Own, Sample, Watch};
@@ -234,6 +235,9 @@ impl Images {
         load: Load<'_>,
         stop: &AtomicBool,
     ) -> io::Result<Sample> {
+        if contender.below_file_system().is_some() {
+            return mounted::run(self, contender, load, stop);
+        }
         let served = self.serve(contender, stop)?;
         let server = served.own.server;
         let watch = Watch::start(served.own.clone());
@@ -258,7 +262,7 @@ impl Images {
             let address = Address::Path(self.path("raw.img"));
             return Ok(Served { address, own: Own::default(), _end: End::Nothing });
         }
-        if contender.needs_root() {
+        if contender.is_device() {
             return self.attach(contender, stop);
         }
         let is_dir = contender == Contender::Gocryptfs;
@@ -507,7 +511,12 @@ impl Images {
         Ok((device, Own { mapped: Some(number), ..own }, end))
     }
 
-    /// Attaches a loop device for the file systems of `kernel-tree`. Returns its path, what serves
+    /// Bytes of the data in each image.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Attaches a loop device for a file system. Returns its path, what serves
     /// it, and what ends it when dropped.
     pub(crate) fn device(
         &self,

@@ -83,10 +83,11 @@ const MEAN: &str = "mean latency";
 /// not compared. Adaptive dispatch is measured by the base and by every fixed policy in its place, a
 /// served volume by its image and by the programs of others, too.
 fn least(ours: Contender, other: Contender, method: Method) -> Option<f64> {
-    use Contender::{Ucrypt, UcryptFuse, UcryptLoop, UcryptNbd};
+    use Contender::{Ucrypt, UcryptFuse, UcryptLoop, UcryptLoopExt4, UcryptNbd};
     use PolicyKind::{Adaptive, Fixed};
 
     let is_same_place = match (ours, other) {
+        (UcryptLoopExt4, _) => return (other == base_of(ours, method)).then_some(OF_RAW_MIN),
         (Ucrypt(Adaptive), _) if other.is_peer() => return None,
         (Ucrypt(Adaptive), Ucrypt(Fixed(_)))
         | (UcryptFuse(Adaptive), UcryptFuse(Fixed(_)))
@@ -219,6 +220,9 @@ mod tests {
             ("ucrypt", "ucrypt:inline", Some(1.0)),
             ("ucrypt", "ucrypt", None),
             ("ucrypt", "nbdkit", None),
+            ("ucrypt-loop-ext4", "loop-ext4", Some(OF_RAW_MIN)),
+            ("ucrypt-loop-ext4", "nbdkit", None),
+            ("ucrypt-loop", "loop-ext4", None),
             ("ucrypt-fuse", "file", Some(OF_RAW_MIN)),
             ("ucrypt-fuse", "ucrypt-fuse:inline", Some(1.0)),
             ("ucrypt-nbd", "ucrypt-nbd:unbound", Some(1.0)),

@@ -28,7 +28,7 @@ use crate::terminal::Terminal;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Contenders: raw, ucrypt, null, memory, file, ucrypt-fuse, ucrypt-nbd, \
     ucrypt-loop, ucrypt-none, loop, qemu-storage-daemon, qemu-nbd, nbdkit, dm-crypt, \
-    dm-crypt-inline, gocryptfs. Those of ucrypt take a dispatch policy, as in ucrypt:unbound.")]
+    dm-crypt-inline, gocryptfs, loop-ext4, ucrypt-loop-ext4. Those of ucrypt take a dispatch policy, as in ucrypt:unbound.")]
 pub(crate) struct RunArgs {
     /// The experiments; `ucrypt lab list` shows them [default: all]
     #[arg(value_name = "EXPERIMENT")]

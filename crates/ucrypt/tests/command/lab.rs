@@ -522,6 +522,38 @@ fn file_systems_are_measured_on_every_device_and_what_is_no_device_is_named() {
 }
 
 #[test]
+fn a_file_on_a_file_system_is_read_over_every_device_and_nothing_stays_mounted() {
+    let scratch = Scratch::new();
+    let (out, place) = (scratch.path("out"), scratch.path("place"));
+    fs::create_dir(&place).expect("a directory");
+    let mut lab = scratch.ucrypt(&["lab", "run", "block-sweep", "--against", "ucrypt-loop-ext4"]);
+    lab.args(&SMALL[..5]).args(["--rounds", "1", "--on"]).arg(&place).arg("--out").arg(&out);
+    run(&mut lab, b"").exits(0);
+    assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
+    assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "scratch files are left");
+    let results = lines(&out.join("results.jsonl"));
+    let mut through = 0;
+    for result in &results {
+        assert!(result["error"].is_null(), "{result}");
+        let load = result["sample"]["load"].as_str().expect("text");
+        let is_through = result["contender"].as_str().is_some_and(|it| it.ends_with("-ext4"));
+        assert_eq!(load.contains("ext4"), is_through, "{result}");
+        through += usize::from(is_through && result["sample"]["requests"].as_u64() > Some(0));
+    }
+    // Both, in seven cells of 4 KiB to 16 MiB; the file is shorter than the block of the last one.
+    assert_eq!(through, 2 * 6, "{results:?}");
+    let left_out = about(&out)["left_out"].to_string();
+    assert!(left_out.contains("longer than the file"), "{left_out}");
+    let json = run(scratch.ucrypt(&["lab", "report", "--json"]).arg(&out), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    let rows = json["experiments"][0]["beside"].as_array().expect("rows").iter();
+    let with_ours = rows.filter(|row| {
+        row["label"] == "LUKS, through a file system, 2017" && row["here_of_raw"].is_number()
+    });
+    assert!(with_ours.count() > 3, "{json}");
+}
+
+#[test]
 fn servers_of_others_are_measured_beside_ours_and_end() {
     let scratch = Scratch::new();
     let (out, place) = (scratch.path("out"), scratch.path("place"));
