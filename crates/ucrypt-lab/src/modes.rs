@@ -55,9 +55,11 @@ pub fn slices_max(values: &[f64]) -> f64 {
 
 /// The speeds around which slices gather, ascending; none if there are too few slices to tell.
 pub fn modes(values: &[f64]) -> Vec<f64> {
-    let mut sorted: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    // A slice without a request is a pause of the machine, and no speed.
+    let is_speed = |value: &f64| value.is_finite() && *value > 0.0;
+    let mut sorted: Vec<f64> = values.iter().copied().filter(is_speed).collect();
     sorted.sort_by(f64::total_cmp);
-    if sorted.len() < SLICES_MIN || sorted.last().is_none_or(|most| *most <= 0.0) {
+    if sorted.len() < SLICES_MIN {
         return Vec::new();
     }
     spread_ties(&mut sorted);
@@ -195,8 +197,8 @@ mod tests {
             5 => (10.0 + 2.0 * normal(random)).round() * 10.0,
             // Rounds that differ by some percent.
             6 => 100.0 + 4.0 * (at * 5 / count) as f64 / 4.0 + normal(random),
-            // Now and then nothing moves.
-            _ if random.u32(..50) == 0 => 0.0,
+            // Others take the machine: often nothing moves.
+            _ if random.u32(..4) == 0 => 0.0,
             _ => 100.0 + 5.0 * normal(random),
         };
         (0..count).map(|at| value(at).max(0.0)).collect()
@@ -208,8 +210,11 @@ mod tests {
         let seed = 9;
         let mut random = fastrand::Rng::with_seed(seed);
         for kind in 0..8 {
-            for count in [60, 84, 200, 490, 1500] {
-                let is_wrong = |_: &u32| modes(&one_mode(&mut random, kind, count)).len() != 1;
+            for count in [84, 200, 490, 1500] {
+                let is_wrong = |_: &u32| {
+                    let found = modes(&one_mode(&mut random, kind, count));
+                    found.len() != 1 || !(50.0..200.0).contains(&found[0])
+                };
                 let wrong = (0..SAMPLES).filter(is_wrong).count();
                 let part = wrong as f64 / f64::from(SAMPLES);
                 assert!(part < 0.05, "seed {seed}: {part} of kind {kind}, {count} slices");
