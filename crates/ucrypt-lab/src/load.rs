@@ -3,7 +3,7 @@
 //! Each job is a thread with a queue of its own, and is client and server of it. Requests longer
 //! than [`PIECE_MAX`] are passed on in pieces of that length, as the kernel passes a long read on
 //! in bios; a request ends with its last piece. Latencies and bytes are those of requests that
-//! ended in the [`Window`], which all jobs share. Writes carry random bytes, made before the first
+//! ended in the window (`window.rs`), which all jobs share. Writes carry random bytes, made before the first
 //! request.
 
 use std::io;

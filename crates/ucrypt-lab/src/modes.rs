@@ -1,7 +1,7 @@
 //! The modes of a distribution of speeds: whether a run has one speed or jumps between two.
 //!
 //! A histogram of noise has peaks and valleys too. So a valley counts only if chance hardly makes one
-//! as deep: the sorted speeds are cut into [`BLOCKS`] blocks of as many slices each, and the width of
+//! as deep: the sorted speeds are cut into `BLOCKS` blocks of as many slices each, and the width of
 //! the widest block is taken over that of the narrowest block on either side of it, whichever of these
 //! is wider. Where there is one mode, blocks get no wider towards it. The limits are those that a
 //! uniform distribution exceeds in one of a hundred samples: of all distributions with one mode it has
