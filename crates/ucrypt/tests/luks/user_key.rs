@@ -18,6 +18,12 @@ impl UserKey {
         let key = ring.add_key(&description, payload).unwrap();
         Self { description, ring, key }
     }
+
+    /// Whoever asks for the key is told that it is not to be had any more.
+    #[allow(dead_code, reason = "not each test program uses it")]
+    pub(crate) fn revoke(&self) {
+        self.key.revoke().unwrap();
+    }
 }
 
 impl Drop for UserKey {
