@@ -372,9 +372,16 @@ pub fn lock_and_reserve(
 /// # Errors
 /// [`Error::NoRoom`].
 pub fn reserve(lock: &HeaderLock, path: &Path, writes: &[Write]) -> Result<(), Error> {
-    let failed = |error: io::Error| Error::NoRoom { path: path.into(), error };
+    reserve_in(lock, writes).map_err(|error| Error::NoRoom { path: path.into(), error })
+}
+
+/// As [`reserve`], with the system's error.
+///
+/// # Errors
+/// There is no room.
+pub fn reserve_in(lock: &HeaderLock, writes: &[Write]) -> io::Result<()> {
     let file = lock.file();
-    if !file.metadata().map_err(failed)?.is_file() {
+    if !file.metadata()?.is_file() {
         return Ok(());
     }
     for write in writes {
@@ -382,7 +389,7 @@ pub fn reserve(lock: &HeaderLock, path: &Path, writes: &[Write]) -> Result<(), E
         let allocate = || fallocate(file, FallocateFlags::KEEP_SIZE, write.offset, length);
         // Where space cannot be reserved at all, the write itself has to find it.
         if let Err(error @ (Errno::NOSPC | Errno::DQUOT)) = retry_on_intr(allocate) {
-            return Err(failed(error.into()));
+            return Err(error.into());
         }
     }
     Ok(())

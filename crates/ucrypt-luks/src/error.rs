@@ -93,6 +93,10 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// There is no room for what has to be written. Nothing of it was.
+    #[error("no room for the header: {0}; make room, then run this again")]
+    NoRoom(io::Error),
+
     /// What earlier changes have written cannot be made durable.
     #[error(
         "cannot make earlier writes durable, some may be lost: {0}; look at the header and try again"

@@ -73,7 +73,8 @@ pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MA
 pub use key_check::KeyCheck;
 pub use keys::{HeaderChange, NewKey, OpenedKey};
 pub use medium::{
-    Clock, Medium, Random, ReadAt, Time, Write, settle_cache, write_durably, write_verified,
+    Clock, Medium, Random, ReadAt, Time, Write, settle_cache, write_durably, write_reserved,
+    write_verified,
 };
 pub use memory::{Permit, guard_memory};
 pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key};

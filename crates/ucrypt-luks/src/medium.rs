@@ -66,6 +66,12 @@ pub trait Medium: ReadAt {
     /// Writes all of `bytes` from byte `offset` on. The write need not be durable yet.
     fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
+    /// Takes the space of `writes` before any of them is carried out, where that can be done: a change that
+    /// finds no room half-way would be left half-done.
+    fn reserve(&self, _writes: &[Write]) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes all earlier writes durable.
     fn sync(&self) -> io::Result<()>;
 
@@ -118,6 +124,12 @@ pub fn write_verified(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// As [`write_verified`], and begins only if there is room for all of `writes`.
+pub fn write_reserved(medium: &dyn Medium, writes: &[Write]) -> Result<()> {
+    medium.reserve(writes).map_err(Error::NoRoom)?;
+    write_verified(medium, writes)
 }
 
 /// A write of `length` random bytes: what lay there cannot be read again.

@@ -23,7 +23,7 @@ use crate::json::Json;
 use crate::kdf::KEY_LEN_MAX;
 use crate::keys::NewKey;
 use crate::luks2::{self, Damage};
-use crate::medium::{Medium, Write, read_bytes, settle_cache, write_verified};
+use crate::medium::{Medium, Write, read_bytes, settle_cache, write_reserved};
 use crate::new_volume::Tools;
 use crate::volume::Unlocked;
 
@@ -264,7 +264,7 @@ fn add(
         // Refused before anything is written: the mark has to fit, too.
         with_mark(after, None, change.keyslot, retire, tools)?;
     }
-    write_verified(medium, &change.writes)?;
+    write_reserved(medium, &change.writes)?;
     Ok(change.keyslot)
 }
 
@@ -336,7 +336,7 @@ fn finish(
         Header::Luks1(luks1) => {
             numbers.extend(luks1.unfinished_keyslots());
             let (_, writes) = luks1.retire_keys(&numbers, tools.random)?;
-            write_verified(medium, &writes)?;
+            write_reserved(medium, &writes)?;
             Ok(numbers)
         }
         Header::Luks2(luks2) => {
@@ -348,7 +348,7 @@ fn finish(
             let (mut luks2, mut damage) = (luks2.as_ref(), damage);
             if !retire.is_empty() {
                 let (header, writes) = with_mark(luks2, damage, new, retire, tools)?;
-                write_verified(medium, &writes)?;
+                write_reserved(medium, &writes)?;
                 marked = header;
                 (luks2, damage) = (&marked, None);
             }
@@ -360,7 +360,7 @@ fn finish(
                 change.remove_token(mark)?;
             }
             let (_, writes) = change.finish(tools.random)?;
-            write_verified(medium, &writes)?;
+            write_reserved(medium, &writes)?;
             Ok(numbers)
         }
     }

@@ -97,6 +97,7 @@ impl From<ucrypt_luks::Error> for Failure {
             Luks::OtherHeader { .. }
             | Luks::Read { .. }
             | Luks::Write { .. }
+            | Luks::NoRoom(_)
             | Luks::Sync(_)
             | Luks::NotWiped(_)
             | Luks::NotStored { .. } => Self::device(error),

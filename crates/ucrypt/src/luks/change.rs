@@ -16,9 +16,9 @@ pub(crate) use ucrypt_image::header_lock::disable_locks;
 pub(super) use ucrypt_image::header_lock::lock_header;
 use ucrypt_image::header_lock::{Access, HeaderLock, lock};
 use ucrypt_luks::luks2::{self, Damage};
-use ucrypt_luks::{Flag, Header, ReadAt, Tools, Write, settle_cache, write_verified};
+use ucrypt_luks::{Flag, Header, Medium, ReadAt, Tools, Write, settle_cache, write_verified};
 
-use super::image::{HeaderImage, open_to_look, read_header, reserve};
+use super::image::{HeaderImage, open_to_look, read_header, reserve, reserve_in};
 use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
@@ -182,6 +182,35 @@ impl Locked {
         Err(Failure::busy(format!(
             "keyslot {number} was changed by another program meanwhile; nothing was done"
         )))
+    }
+}
+
+/// For a change in several steps, each of which is begun only if there is room for all of it.
+impl Medium for Locked {
+    fn write_all_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        HeaderImage(&self.image).write_all_at(offset, bytes)
+    }
+
+    fn reserve(&self, writes: &[Write]) -> io::Result<()> {
+        reserve_in(&self.lock, writes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Medium::sync(&HeaderImage(&self.image))
+    }
+
+    fn forget_cached(&self, offset: u64, length: u64) {
+        Medium::forget_cached(&HeaderImage(&self.image), offset, length);
+    }
+}
+
+impl ReadAt for Locked {
+    fn len(&self) -> u64 {
+        HeaderImage(&self.image).len()
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        HeaderImage(&self.image).read_exact_at(offset, buf)
     }
 }
 

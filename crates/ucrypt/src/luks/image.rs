@@ -8,7 +8,7 @@ use ucrypt_backend::FileBackend;
 use ucrypt_image::header;
 pub(crate) use ucrypt_image::header::HeaderImage;
 pub(super) use ucrypt_image::header::{
-    NewFile, lock_and_reserve, open_to_format, open_to_look, reserve,
+    NewFile, lock_and_reserve, open_to_format, open_to_look, reserve, reserve_in,
 };
 use ucrypt_luks::{Header, ReadAt};
 

@@ -153,7 +153,7 @@ fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
 impl AddKeyArgs {
     /// Refuses wrong options before anything is asked.
     fn check(&self, header: &Header) -> Result<(), Failure> {
-        self.new.check()?;
+        self.new.check(self.header.place())?;
         self.keyslot.check(header.format())?;
         if self.key_size.is_some() && !self.unbound && self.volume_key_file.is_none() {
             return Err(Failure::wrong(
@@ -246,7 +246,7 @@ impl AddKeyArgs {
 pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
     let (image, header) = args.header.look()?;
-    args.new.check()?;
+    args.new.check(args.header.place())?;
     args.keyslot.check(header.format())?;
     check_memory(&header, args.key_slot)?;
     let old = args.key.read("Enter passphrase to be changed")?;

@@ -1,7 +1,8 @@
 //! The options of a new passphrase and of the keyslot that stores it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use ucrypt_image::new_header::check_apart;
 use ucrypt_luks::{Format, Hash, NewKey};
 use ucrypt_sector::CipherSpec;
 
@@ -59,9 +60,12 @@ pub(crate) struct KeyslotArgs {
 }
 
 impl NewPassphraseArgs {
-    /// Refuses options that have no effect, and warns of those that cryptsetup ignores.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// Refuses options that have no effect, and a new key that the change of the header in `place` would
+    /// overwrite. Warns of options that cryptsetup ignores.
+    pub(super) fn check(&self, place: &Path) -> Result<(), Failure> {
         let file = self.file();
+        let named = file.map(PathBuf::as_path).filter(|file| file.as_os_str() != "-");
+        check_apart([place], named.as_slice())?;
         if file.is_none() && (self.new_keyfile_size.is_some() || self.new_keyfile_offset > 0) {
             return Err(Failure::wrong(
                 "--new-keyfile-size and --new-keyfile-offset have an effect only with a new key \

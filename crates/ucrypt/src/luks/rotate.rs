@@ -4,7 +4,6 @@ use serde_json::json;
 use ucrypt_luks::{Rotation, rotate};
 
 use super::change::{HeaderArgs, with_tools};
-use super::image::HeaderImage;
 use super::keys::check_memory;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs};
 use crate::failure::Failure;
@@ -32,15 +31,14 @@ pub(crate) struct RotateKeyArgs {
 pub(crate) fn run(args: &RotateKeyArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
     let (_, header) = args.header.look()?;
-    args.new.check()?;
+    args.new.check(args.header.place())?;
     args.keyslot.check(header.format())?;
     check_memory(&header, None)?;
     let old = args.key.read("Enter passphrase to be replaced")?;
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
     let locked = args.header.lock()?;
     let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
-    let medium = HeaderImage(&locked.image);
-    let done = with_tools(|tools| rotate(&medium, &old, &new, tools))?;
+    let done = with_tools(|tools| rotate(&locked, &old, &new, tools))?;
     let line = if args.json { told(args, &locked.header, &done) } else { said(&done) };
     announce(&line).map_err(|failure| Failure {
         message: format!("the key is replaced ({}), but {failure}", said(&done)),

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use serde_json::Value;
 use ucrypt_testkit::Random;
@@ -160,6 +161,40 @@ fn on_a_full_disk_an_image_with_holes_in_its_header_is_changed_as_a_whole_or_not
         }
         let mut test = scratch.ucrypt(&["open", "--test-passphrase"]);
         run(test.args(image.with_key()), b"").passes();
+    }
+}
+
+/// The new key was stored in one copy of the header, the other one found no room, and the old key stayed.
+#[test]
+fn on_a_full_disk_a_key_of_an_image_with_holes_is_rotated_as_a_whole_or_not_at_all() {
+    // The end of the second header copy of LUKS2, and the area of the keyslot that is added.
+    let areas = [(LUKS2, (0x4_7000, 0x3_f000)), (LUKS1, (0x4_0000, 0x3_f000))];
+    for (kind, hole) in areas.into_iter().chain([(LUKS2, (28 << 10, 4 << 10))]) {
+        let scratch = Scratch::new();
+        let (image, _) = image_with_hole(&scratch, kind, hole);
+        let before = image.bytes();
+        let new = scratch.file("new", b"another passphrase").display().to_string();
+        let rotate = || {
+            let mut rotate = scratch.ucrypt(&["luksRotateKey", "-q", "--new-keyfile", &new]);
+            rotate.args(["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
+            rotate.args(image.with_key());
+            run(&mut rotate, b"")
+        };
+        let test = |program: &mut Command, key: &str| {
+            program.args(["open", "--test-passphrase", "--key-file", key]);
+            run(program.arg(&image.path), b"").code()
+        };
+        let key = image.key.display().to_string();
+        let message = rotate().refuses(4);
+        assert!(message.contains("no room for the header"), "{kind:?}, {hole:?}: {message}");
+        assert!(image.bytes() == before, "{kind:?}, {hole:?}: something was written");
+        assert_eq!(test(&mut scratch.ucrypt::<&str>(&[]), &key), Some(0), "{kind:?}, {hole:?}");
+        fs::remove_file(scratch.path("small/fill")).expect("there is room again");
+        rotate().passes();
+        for program in [&mut scratch.ucrypt::<&str>(&[]), &mut crate::process::cryptsetup()] {
+            assert_eq!(test(program, &new), Some(0), "{kind:?}, {hole:?}");
+        }
+        assert_eq!(test(&mut crate::process::cryptsetup(), &key), Some(2), "{kind:?}, {hole:?}");
     }
 }
 

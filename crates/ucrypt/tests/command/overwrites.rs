@@ -59,6 +59,27 @@ fn a_new_header_does_not_overwrite_the_key_that_it_is_made_with() {
     run(test.arg(&image.path), b"").exits(0);
 }
 
+/// The passphrase would be another one as soon as the header has changed, and after a rotation no key would be left.
+#[test]
+fn a_header_is_not_the_new_key_file_of_its_own_change() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let soft = soft_link(&image.path, scratch.path("soft"));
+    let header = scratch.path("header");
+    fs::copy(&image.path, &header).expect("copied");
+    let before = image.bytes();
+    for action in ["luksAddKey", "luksChangeKey", "luksRotateKey"] {
+        for (file, place) in [(&image.path, None), (&soft, None), (&header, Some(&header))] {
+            let mut act = scratch.ucrypt(&[action]);
+            act.args(CHEAP).args(["--new-keyfile-size", "64", "--new-keyfile"]).arg(file);
+            act.args(place.iter().flat_map(|place| ["--header".as_ref(), place.as_os_str()]));
+            let said = run(act.args(image.with_key()), b"").refuses(1);
+            assert!(said.contains("would be overwritten"), "{action} {file:?}: {said}");
+        }
+    }
+    assert!(image.bytes() == before && fs::read(&header).expect("read") == before);
+}
+
 #[test]
 fn the_image_by_another_name_is_no_detached_header() {
     let scratch = Scratch::new();
