@@ -363,9 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_occurs_twice_is_refused_at_any_level() {
+    fn a_key_that_programs_read_in_two_ways_is_refused_at_any_level() {
         assert!(problem(r#"{"a":1,"a":2}"#).contains("\"a\" occurs twice"));
         assert!(problem(r#"{"x":[{"b":1,"c":2,"b":3}]}"#).contains("\"b\" occurs twice"));
+        assert!(problem(r#"{"x":[{"type\u0000":1}]}"#).contains("\"type\\0\" has a NUL"));
+        assert!(
+            Json::parse(br#"{"x":"a\u0000b"}"#).is_ok(),
+            "what is in a token of others is kept"
+        );
     }
 
     #[test]

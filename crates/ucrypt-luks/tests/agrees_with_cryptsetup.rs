@@ -32,7 +32,11 @@ use Refuses::{Ours, Theirs};
 /// reason.
 const DIFFERENCES: &[(&str, Refuses, &str)] = &[
     ("occurs twice", Ours, "a key that occurs twice can be read in two ways"),
-    ("JSON area: ", Ours, "json-c takes more than JSON: comments, single quotes"),
+    (
+        "JSON area: ",
+        Ours,
+        "json-c takes more than JSON: comments, single quotes; it ends keys at a NUL",
+    ),
     ("it is not base64", Ours, "salts and digests are decoded when the header is read"),
     ("it is not a number from", Ours, "numbers out of range are refused when the header is read"),
     ("/digests/*: \"", Ours, "a digest without its members is refused when the header is read"),

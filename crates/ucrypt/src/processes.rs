@@ -54,9 +54,10 @@ impl Process {
     }
 }
 
-/// How messages name a process.
-pub(crate) fn name(pid: u32) -> String {
-    Process::new(pid).name()
+/// How messages name a process, unless it has ended meanwhile.
+pub(crate) fn name_if_there(pid: u32) -> Option<String> {
+    let process = Process::new(pid);
+    process.dir.exists().then(|| process.name())
 }
 
 /// What a look has found.

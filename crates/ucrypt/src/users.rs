@@ -81,29 +81,49 @@ pub(crate) fn beside(places: &[Place<'_>], server: u32) -> Users {
     if watched.is_empty() {
         return Users::default();
     }
-    let watched = Arc::new(watched);
-    let until = Instant::now() + PATIENCE;
-    let all: Vec<u32> = processes::others().filter(|pid| *pid != server).collect();
-    let opened = processes::look(all.iter().copied(), until, {
-        let (watched, namespaces) = (watched.clone(), Mutex::new(HashSet::new()));
-        move |process| open_or_mounted(&watched, &namespaces, process)
-    });
-    // Memory that cannot be looked at does not count: files and loop devices know themselves who has them mapped.
-    let known: HashSet<u32> = opened.found.iter().filter_map(|(pid, _)| *pid).collect();
-    let rest = all.into_iter().filter(|pid| !known.contains(pid) && !opened.unseen.contains(pid));
-    let mapped = processes::look(rest, until, {
-        let (watched, others) = (watched.clone(), Mutex::new(HashSet::new()));
+    let (watched, namespaces) = (Arc::new(watched), Mutex::new(HashSet::new()));
+    let others = Mutex::new(HashSet::new());
+    let (opened, mapped) = (watched.clone(), watched.clone());
+    let mut users = among(
+        processes::others().filter(|pid| *pid != server).collect(),
         move |process| {
-            let is_one = is_passing(process) || !is_mapped_by(&watched, &process.dir, &others);
-            if is_one { Vec::new() } else { vec![process.name()] }
-        }
+            let mounts = mounted(&opened, &namespaces, process);
+            (mounts, !is_passing(process) && is_open_in(&opened, process))
+        },
+        move |process| !is_passing(process) && is_mapped_by(&mapped, &process.dir, &others),
+    );
+    users.seen.extend(watched.iter().flat_map(Watched::on_top));
+    users.seen.sort();
+    users.seen.dedup();
+    users
+}
+
+/// The users among these processes. `has_open` tells what else a process shows, and whether it has opened the thing;
+/// the memory of all others is then looked at.
+///
+/// Memory that cannot be looked at does not count: who serves a file or a loop device knows who has it mapped, and the
+/// kernel who keeps a file system.
+pub(crate) fn among(
+    processes: Vec<u32>,
+    has_open: impl Fn(&Process) -> (Vec<String>, bool) + Send + Sync + 'static,
+    has_mapped: impl Fn(&Process) -> bool + Send + Sync + 'static,
+) -> Users {
+    let until = Instant::now() + PATIENCE;
+    let opened = processes::look(processes.iter().copied(), until, move |process| {
+        let (shown, is_user) = has_open(process);
+        let shown = shown.into_iter().map(|shown| (None, shown));
+        let user = is_user.then(|| (Some(process.pid), process.name()));
+        shown.chain(user).collect()
     });
-    let mut seen: Vec<_> = opened.found.into_iter().map(|(_, user)| user).collect();
-    seen.extend(mapped.found);
-    seen.extend(watched.iter().flat_map(Watched::on_top));
-    seen.sort();
-    seen.dedup();
-    Users { seen, unseen: opened.unseen.into_iter().map(processes::name).collect() }
+    let known: HashSet<_> = opened.found.iter().filter_map(|(pid, _)| *pid).collect();
+    let rest = processes.into_iter();
+    let rest = rest.filter(|pid| !known.contains(pid) && !opened.unseen.contains(pid));
+    let mapped = processes::look(rest, until, move |process| {
+        has_mapped(process).then(|| process.name()).into_iter().collect()
+    });
+    let seen = opened.found.into_iter().map(|(_, user)| user).chain(mapped.found);
+    let unseen = opened.unseen.into_iter().filter_map(processes::name_if_there);
+    Users { seen: seen.collect(), unseen: unseen.collect() }
 }
 
 /// Whether a process is a device manager's.
@@ -111,29 +131,26 @@ fn is_passing(process: &Process) -> bool {
     PASSING.contains(&process.command().as_str())
 }
 
-/// Where a process sees one of these mounted, and its own number and name if it has one open. `namespaces` are those
-/// whose mounts have been looked at.
-fn open_or_mounted(
+/// Where a process sees one of these mounted. `namespaces` are those whose mounts have been looked at.
+fn mounted(
     watched: &[Watched],
     namespaces: &Mutex<HashSet<PathBuf>>,
     process: &Process,
-) -> Vec<(Option<u32>, String)> {
-    let mut found = Vec::new();
+) -> Vec<String> {
     // All processes in a mount namespace see the same mounts.
     let is_new =
         |namespace| namespaces.lock().unwrap_or_else(PoisonError::into_inner).insert(namespace);
-    if fs::read_link(process.dir.join("ns/mnt")).is_ok_and(is_new) {
-        let mounts = table::of(&process.dir).unwrap_or_default();
-        found.extend(watched.iter().flat_map(|it| it.mounted(&mounts)).map(|place| (None, place)));
+    if !fs::read_link(process.dir.join("ns/mnt")).is_ok_and(is_new) {
+        return Vec::new();
     }
+    let mounts = table::of(&process.dir).unwrap_or_default();
+    watched.iter().flat_map(|it| it.mounted(&mounts)).collect()
+}
+
+fn is_open_in(watched: &[Watched], process: &Process) -> bool {
     let descriptors = fs::read_dir(process.dir.join("fd")).into_iter().flatten();
     let mut descriptors = descriptors.filter_map(Result::ok).map(|entry| entry.path());
-    if !is_passing(process)
-        && descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
-    {
-        found.push((Some(process.pid), process.name()));
-    }
-    found
+    descriptors.any(|descriptor| watched.iter().any(|it| it.is_open_as(&descriptor)))
 }
 
 /// Whether a process has one of these mapped, which it need not have open any more. `others` are files that are known

@@ -31,16 +31,23 @@ fn threaded(path: &Path) -> FileBackend {
     backend
 }
 
+fn direct(path: &Path) -> FileBackend {
+    FileBackend::open(path, OpenOptions { direct: true, ..OpenOptions::default() }).unwrap()
+}
+
+/// A way to use an image, and what opens it so.
+type Way = (&'static str, fn(&Path) -> FileBackend);
+
+/// The ways to use a file of a disk.
+const FILE_WAYS: [Way; 3] =
+    [("as chosen for a file", open), ("threads", threaded), ("direct", direct)];
+
 /// Each way, over an image of `len` bytes.
 fn every_way(len: u64, prove: impl Fn(&str, &FileBackend)) {
     let dir = tempfile::tempdir().unwrap();
-    let path = image(dir.path(), len);
-    prove("as chosen for a file", &open(&path));
-    image(dir.path(), len);
-    prove("threads", &threaded(&path));
-    image(dir.path(), len);
-    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
-    prove("direct", &FileBackend::open(&path, direct).unwrap());
+    for (way, open) in FILE_WAYS {
+        prove(way, &open(&image(dir.path(), len)));
+    }
     prove("memory", &memory(len).unwrap());
 }
 
@@ -189,16 +196,10 @@ fn what_is_forgotten_is_read_from_the_disk_again_whatever_its_place() {
 fn what_the_kernel_does_in_part_goes_on_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), 0);
-    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
-    let ways: [(&str, &dyn Fn() -> FileBackend); 3] = [
-        ("as chosen for a file", &|| open(&path)),
-        ("threads", &|| threaded(&path)),
-        ("direct", &|| FileBackend::open(&path, direct).unwrap()),
-    ];
     let pool = Pool::new(16 << 20).unwrap();
-    for (way, open) in ways {
+    for (way, open) in FILE_WAYS {
         image(dir.path(), 2 << 20);
-        let backend = open();
+        let backend = open(&path);
         let mut queue = backend.queue(4).unwrap();
         // More buffers than the kernel takes in one operation.
         let many = || (0..3000).map(|_| buf(&pool, 512, 7)).collect::<Vec<_>>();
@@ -214,28 +215,25 @@ fn what_the_kernel_does_in_part_goes_on_by_itself() {
     }
 }
 
+/// The length of an image, and the one to which it is cut off.
+const LEN: u64 = 1 << 20;
+const CUT: u64 = 256 << 10;
+
+fn set_len(path: &Path, len: u64) {
+    std::fs::File::options().write(true).open(path).and_then(|it| it.set_len(len)).unwrap();
+}
+
 /// Regression: a write behind the end made a file that had been cut off grow again, and what was cut off read as zeroes.
 #[test]
 fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
-    const LEN: u64 = 1 << 20;
-    const CUT: u64 = 256 << 10;
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), 0);
-    let direct = OpenOptions { direct: true, ..OpenOptions::default() };
-    let ways: [(&str, &dyn Fn() -> FileBackend); 3] = [
-        ("as chosen for a file", &|| open(&path)),
-        ("threads", &|| threaded(&path)),
-        ("direct", &|| FileBackend::open(&path, direct).unwrap()),
-    ];
     let pool = Pool::new(1 << 20).unwrap();
-    let set_len = |len| {
-        std::fs::File::options().write(true).open(&path).and_then(|it| it.set_len(len)).unwrap();
-    };
-    for (way, open) in ways {
+    for (way, open) in FILE_WAYS {
         // What is done first after the cut.
         for first in ["write", "read", "flush"] {
             image(dir.path(), LEN);
-            let backend = open();
+            let backend = open(&path);
             let mut queue = backend.queue(4).unwrap();
             let mut act = |io: &str, offset: u64| {
                 let bufs = vec![buf(&pool, PAGE, 7)];
@@ -248,11 +246,11 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             };
             let end = LEN - PAGE as u64;
             assert_eq!((act("write", 0), act("write", end)), (Ok(()), Ok(())));
-            set_len(CUT);
+            set_len(&path, CUT);
             assert_eq!(act(first, end), Err(Errno::IO), "{way}: {first}");
             assert_eq!(std::fs::metadata(&path).unwrap().len(), CUT, "{way}: {first}");
             // Who makes it long again has not brought back what it held.
-            set_len(LEN);
+            set_len(&path, LEN);
             for io in ["read", "write"] {
                 assert_eq!(
                     act(io, CUT),
@@ -263,9 +261,16 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             }
             assert_eq!(act("flush", 0), Err(Errno::IO), "{way}: {first}");
         }
-        // A volume that is made smaller gives up what was flushed, and its file is cut off behind it.
-        image(dir.path(), LEN);
-        let backend = open();
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_behind_a_volume_that_was_made_smaller_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::new(1 << 20).unwrap();
+    for (way, open) in FILE_WAYS {
+        let path = image(dir.path(), LEN);
+        let backend = open(&path);
         let mut queue = backend.queue(4).unwrap();
         let mut act = |io: Io| {
             queue.submit(io);
@@ -275,7 +280,7 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             |offset| Io::Write { token: 1, offset, bufs: vec![buf(&pool, PAGE, 7)], fua: false };
         assert_eq!(act(write(LEN - PAGE as u64)), Ok(()), "{way}");
         assert_eq!(act(Io::Flush { token: 1 }), Ok(()), "{way}");
-        set_len(CUT);
+        set_len(&path, CUT);
         assert_eq!((act(write(0)), act(Io::Flush { token: 1 })), (Ok(()), Ok(())), "{way}");
     }
 }
@@ -521,16 +526,10 @@ fn what_is_no_disk_is_refused_by_name() {
     assert!(text.contains("No such file"), "{text}");
 }
 
-/// An image opened for direct I/O.
-fn direct(dir: &Path, len: u64) -> FileBackend {
-    let options = OpenOptions { direct: true, ..OpenOptions::default() };
-    FileBackend::open(&image(dir, len), options).unwrap()
-}
-
 #[test]
 fn registered_and_other_memory_serve_one_queue() {
     let dir = tempfile::tempdir().unwrap();
-    let backend = direct(dir.path(), 1 << 20);
+    let backend = direct(&image(dir.path(), 1 << 20));
     let pools = [Pool::new(1 << 20).unwrap(), Pool::new(1 << 20).unwrap()];
     let mut queue = backend.queue(8).unwrap();
     let expected = matches!(backend.method, IoMethod::Uring) && backend.files.direct.is_some();
@@ -579,7 +578,7 @@ fn memory_that_is_not_aligned_does_not_bring_the_page_cache_into_direct_io() {
     let len = (1 << 20) + 300;
     let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
     for threads in [false, true] {
-        let mut backend = direct(dir.path(), len);
+        let mut backend = direct(&image(dir.path(), len));
         if threads {
             backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
         }

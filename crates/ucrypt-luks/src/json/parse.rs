@@ -127,6 +127,10 @@ impl Parser<'_> {
             if !keys.insert(String::from(&*key)) {
                 return self.broken(format!("the key \"{}\" occurs twice", key.escape_debug()));
             }
+            if key.contains('\0') {
+                // cryptsetup's parser ends it there: another key for it than here.
+                return self.broken(format!("the key \"{}\" has a NUL", key.escape_debug()));
+            }
             self.skip_space();
             self.expect(b':')?;
             members.push((key, self.value(level + 1)?));

@@ -1,50 +1,32 @@
 //! Who keeps a file system from being unmounted, as far as this process can see.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use ucrypt_backend::kernel_table;
 
 use super::table::{self, Mount};
-use crate::users::Users;
+use crate::users::{self, Users};
 use crate::{maps, processes};
-
-/// How long to look for programs.
-const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The programs that use a file system, what is mounted on it, and what lies in it.
 pub(super) fn of(mount: &Mount) -> Users {
-    let until = Instant::now() + PATIENCE;
-    let look = |uses: fn(&Mount, &Path) -> bool, processes: Vec<u32>| {
-        let mount = mount.clone();
-        processes::look(processes, until, move |process| {
-            if uses(&mount, &process.dir) {
-                vec![(process.pid, process.name())]
-            } else {
-                Vec::new()
-            }
-        })
-    };
-    let all: Vec<u32> = processes::others().collect();
-    let opened = look(has_open, all.clone());
-    // As for the users of a volume, memory that cannot be looked at does not count.
-    let known: HashSet<u32> = opened.found.iter().map(|(pid, _)| *pid).collect();
-    let rest = all.into_iter().filter(|pid| !known.contains(pid) && !opened.unseen.contains(pid));
-    let mapped = look(has_mapped, rest.collect());
-    let found = opened.found.into_iter().chain(mapped.found);
-    let mut holders: Vec<_> = found.map(|(_, name)| name).collect();
+    let (opened, mapped) = (mount.clone(), mount.clone());
+    let mut holders = users::among(
+        processes::others().collect(),
+        move |process| (Vec::new(), has_open(&opened, &process.dir)),
+        move |process| has_mapped(&mapped, &process.dir),
+    );
     let above = table::read().unwrap_or_default();
     let above = above.iter().filter(|other| other.parent == mount.id);
-    holders.extend(above.map(|other| format!("mounted on it: {}", other.place.display())));
-    holders.extend(
+    holders.seen.extend(above.map(|other| format!("mounted on it: {}", other.place.display())));
+    holders.seen.extend(
         files_of_the_kernel()
             .filter(|(file, _)| file.starts_with(&mount.place))
             .map(|(file, what)| format!("{what} {}", file.display())),
     );
-    Users { seen: holders, unseen: opened.unseen.into_iter().map(processes::name).collect() }
+    holders
 }
 
 fn has_open(mount: &Mount, process: &Path) -> bool {
