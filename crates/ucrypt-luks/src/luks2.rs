@@ -11,6 +11,7 @@ mod format;
 mod keyslot;
 mod metadata;
 mod parse;
+mod reencryption;
 mod unlock;
 mod validate;
 

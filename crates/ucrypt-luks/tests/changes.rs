@@ -186,7 +186,7 @@ fn both_copies_are_written_with_the_next_sequence_id() {
 const NOT_KNOWN: [(&str, &str, &str); 5] = [
     ("\"config\":{", "\"config\":{\"requirements\":{\"mandatory\":[\"later\"]},", "later"),
     ("\"type\":\"crypt\"", "\"type\":\"future-segment\"", "future-segment"),
-    ("\"type\":\"luks2\"", "\"type\":\"reencrypt\"", "reencrypt"),
+    ("\"type\":\"luks2\"", "\"type\":\"future-keyslot\"", "future-keyslot"),
     (
         "\"sector_size\":512",
         "\"sector_size\":512,\"flags\":[\"in-reencryption\"]",
@@ -227,7 +227,8 @@ fn passphrases_are_tried_whatever_a_header_requires() {
         with("\"sector_size\":512", "\"sector_size\":512,\"flags\":[\"in-reencryption\"]");
     for ((image, header), is_reencrypted) in [
         (required("later"), false),
-        (required("online-reencrypt-v2"), true),
+        // Of a version to come, whose keyslots and segments are not known.
+        (required("online-reencrypt-v4"), true),
         (required("offline-reencrypt"), true),
         (flagged, true),
     ] {

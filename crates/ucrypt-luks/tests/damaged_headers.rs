@@ -502,8 +502,8 @@ fn what_is_not_known_is_refused_by_its_name_when_it_is_needed() {
         (r#""type":"pbkdf2""#, r#""type":"sum""#, "digest type \"sum\""),
         (
             r#""config":{"#,
-            r#""config":{"requirements":{"mandatory":["online-reencrypt-v2"]},"#,
-            "requirement \"online-reencrypt-v2\"",
+            r#""config":{"requirements":{"mandatory":["online-reencrypt-v4"]},"#,
+            "requirement \"online-reencrypt-v4\"",
         ),
         (
             r#""iv_tweak""#,

@@ -10,6 +10,7 @@ use super::metadata::{
     Af, Area, Config, Digest, DigestKind, Keyslot, KeyslotKind, Metadata, Pbkdf2Digest, Priority,
     Segment, SegmentKind, Token,
 };
+use super::reencryption;
 use crate::error::{Error, Result};
 use crate::json::{Json, Text};
 use crate::kdf::{Argon2Variant, Kdf};
@@ -48,6 +49,10 @@ impl<'a> Node<'a> {
         let area = self.member("area")?;
         let kind = match self.member("type")?.name()? {
             "luks2" => self.luks2_keyslot(&area)?,
+            reencryption::KEYSLOT => {
+                reencryption::check_keyslot(self, &area)?;
+                KeyslotKind::Other(reencryption::KEYSLOT.to_owned())
+            }
             other => KeyslotKind::Other(other.to_owned()),
         };
         Ok(Keyslot {
@@ -175,7 +180,7 @@ impl<'a> Node<'a> {
         })
     }
 
-    fn broken(&self, problem: impl Into<String>) -> Error {
+    pub(super) fn broken(&self, problem: impl Into<String>) -> Error {
         Error::damaged(self.path.clone(), problem)
     }
 
@@ -187,7 +192,7 @@ impl<'a> Node<'a> {
         self.value.get(key).map(|value| self.below(key, value))
     }
 
-    fn member(&self, key: &str) -> Result<Self> {
+    pub(super) fn member(&self, key: &str) -> Result<Self> {
         self.members()?;
         self.optional(key).ok_or_else(|| self.broken(format!("\"{key}\" is missing")))
     }
@@ -218,7 +223,7 @@ impl<'a> Node<'a> {
         Ok(entries)
     }
 
-    fn text(&self) -> Result<&'a str> {
+    pub(super) fn text(&self) -> Result<&'a str> {
         match self.value {
             Json::String(text) if !text.chars().any(char::is_control) => Ok(text),
             Json::String(_) => Err(self.broken("it holds control characters")),
@@ -227,7 +232,7 @@ impl<'a> Node<'a> {
     }
 
     /// A non-empty text.
-    fn name(&self) -> Result<&'a str> {
+    pub(super) fn name(&self) -> Result<&'a str> {
         match self.text()? {
             "" => Err(self.broken("it is empty")),
             name => Ok(name),
@@ -249,7 +254,7 @@ impl<'a> Node<'a> {
     }
 
     /// A JSON number that fits into 32 bits.
-    fn number(&self) -> Result<u32> {
+    pub(super) fn number(&self) -> Result<u32> {
         match self.value {
             Json::Number(number) => number.as_u64().and_then(|number| u32::try_from(number).ok()),
             _ => None,
@@ -258,7 +263,7 @@ impl<'a> Node<'a> {
     }
 
     /// A 64-bit number as a string of decimal digits: JSON numbers are not safe above 2^53.
-    fn decimal(&self) -> Result<u64> {
+    pub(super) fn decimal(&self) -> Result<u64> {
         let broken = || self.broken("it is not a string of decimal digits below 2^64");
         parse_decimal(self.text()?).ok_or_else(broken)
     }

@@ -3,6 +3,7 @@
 
 use super::binary::{BINARY_BYTES, HEADER_SIZES};
 use super::metadata::{Keyslot, KeyslotKind, Metadata, Segment, SegmentKind};
+use super::reencryption;
 use crate::area::material_len;
 use crate::error::{Error, Result};
 use crate::kdf::KEY_LEN_MAX;
@@ -23,7 +24,8 @@ pub(crate) fn check(metadata: &Metadata, header_size: u64) -> Result<()> {
         check_keyslot(*number, keyslot)?;
     }
     check_areas(metadata, header_size)?;
-    check_bindings(metadata)
+    check_bindings(metadata)?;
+    reencryption::check(metadata)
 }
 
 /// Each `luks2` keyslot must have exactly one digest. With none or two, a key could be mistaken for
