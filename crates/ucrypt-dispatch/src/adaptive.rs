@@ -7,6 +7,8 @@
 //! gives it; the other arms offload nothing, or everything. The explorer compares only arms that may
 //! differ.
 
+use std::cell::Cell;
+
 use crate::config::{Policies, PolicyKind};
 use crate::cost_model::CostModel;
 use crate::environment::{BackendTraits, Environment};
@@ -52,6 +54,7 @@ pub struct Configured {
     /// Whether there is a choice: a worker to offload to, or a device that works in parallel with
     /// the cipher.
     explores: bool,
+    wake_latency_applied_ns: Cell<Option<f64>>,
 }
 
 impl Configured {
@@ -63,6 +66,7 @@ impl Configured {
             explorer: Explorer::new(),
             explored: Explored::default(),
             explores: false,
+            wake_latency_applied_ns: Cell::new(None),
         }
     }
 
@@ -76,6 +80,13 @@ impl Configured {
         &mut self.estimates
     }
 
+    /// The wake latency that the last decision applied that needed one, in nanoseconds; `None`
+    /// before the first one. It depends on how long the workers had slept, and stands in for one
+    /// that is not measured yet, so it is none of the estimates.
+    pub fn wake_latency_applied_ns(&self) -> Option<f64> {
+        self.wake_latency_applied_ns.get()
+    }
+
     /// Chunks that the explorer decided.
     pub fn explored(&self) -> Explored {
         self.explored
@@ -86,6 +97,7 @@ impl Configured {
             context,
             estimates: &self.estimates,
             operation_ns: OPERATION_NS * self.explorer.arm().operation_factor(),
+            wake_latency_applied_ns: &self.wake_latency_applied_ns,
         }
     }
 

@@ -120,8 +120,10 @@ pub(crate) struct Chunk<E> {
     pub(crate) since_ns: u64,
     /// Its ciphertext lies in the backend's mapping.
     pub(crate) mapped: bool,
-    /// A worker has it.
+    /// It was handed to workers.
     pub(crate) offloaded: bool,
+    /// See [`Machine::taken_back`](crate::Machine::taken_back).
+    pub(crate) taken_back: bool,
     /// For how many nanoseconds the worker had slept, if it did and no other chunk was with a
     /// worker: then the time until the answer shows the wake latency.
     pub(crate) woke_after_ns: Option<u64>,
@@ -142,6 +144,7 @@ impl<E> Chunk<E> {
             since_ns: 0,
             mapped: false,
             offloaded: false,
+            taken_back: false,
             woke_after_ns: None,
             retried_after: None,
             rest: Vec::new(),

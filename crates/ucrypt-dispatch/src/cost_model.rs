@@ -1,6 +1,8 @@
 //! The cost model: what splitting, joining and offloading cost and gain, computed from the
 //! estimates. Pure: the same numbers give the same answer.
 
+use std::cell::Cell;
+
 use crate::estimates::Estimates;
 use crate::explorer::{Load, MayGain};
 use crate::policy::{Context, Target, Work};
@@ -16,6 +18,8 @@ pub(crate) struct CostModel<'a> {
     pub(crate) estimates: &'a Estimates,
     /// What one more operation costs this thread and the backend, in nanoseconds.
     pub(crate) operation_ns: f64,
+    /// Takes down the wake latency that a decision applied, for the status.
+    pub(crate) wake_latency_applied_ns: &'a Cell<Option<f64>>,
 }
 
 impl CostModel<'_> {
@@ -194,7 +198,9 @@ impl CostModel<'_> {
 
     /// What waking a worker takes now.
     fn wake_latency_ns(&self) -> f64 {
-        self.estimates.wake_latency_ns(self.context.workers_slept_ns)
+        let latency_ns = self.estimates.wake_latency_ns(self.context.workers_slept_ns);
+        self.wake_latency_applied_ns.set(Some(latency_ns));
+        latency_ns
     }
 
     fn cipher_ns(&self, bytes: f64) -> f64 {

@@ -17,8 +17,10 @@
 //!   thread encrypts is output as [`Output::EncryptMapped`]. [`Machine::mapped_done`] answers that
 //!   the ciphertext is where the backend keeps it; [`Machine::cipher_done`] answers that it is in
 //!   the chunk's buffers, as after any `Transform`.
-//! - [`Machine::offloaded`] reports that a worker took a chunk, before `cipher_done`. Any other
-//!   chunk counts as transformed by this thread, whatever target the output named.
+//! - [`Machine::offloaded`] reports that a chunk was handed to workers, before `cipher_done`. Any
+//!   other chunk counts as transformed by this thread, whatever target the output named.
+//!   [`Machine::taken_back`] reports that this thread transformed a chunk that it had handed to
+//!   workers.
 //! - `SubmitIo`s and `Finish`es are output before any transform, so that the backend and the
 //!   clients have work while this thread transforms. Reads' `SubmitIo`s come in the order of their
 //!   chunks. Transforms come in any order, one at a time: each call of [`Machine::next_output`]
@@ -126,8 +128,10 @@ pub struct Stats {
     pub joined: u64,
     /// Chunks transformed inline, on the thread that had them.
     pub inline: u64,
-    /// Chunks transformed by a worker.
+    /// Chunks transformed on another thread: by a worker, or by another queue that had no work.
     pub offloaded: u64,
+    /// Those of `inline` that waited for a worker until this thread took them back.
+    pub taken_back: u64,
 }
 
 impl std::iter::Sum for Stats {
@@ -138,6 +142,7 @@ impl std::iter::Sum for Stats {
             joined: sum.joined + of.joined,
             inline: sum.inline + of.inline,
             offloaded: sum.offloaded + of.offloaded,
+            taken_back: sum.taken_back + of.taken_back,
         })
     }
 }
@@ -479,10 +484,20 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             self.policy.on_wake(now_ns.saturating_sub(from_ns));
         }
         self.ready.offload(bytes);
-        self.stats.offloaded += 1;
         let woken = u32::from(target != Target::OffloadAwake);
         self.environment.idle_workers = self.environment.idle_workers.saturating_sub(woken);
         self.policy.on_placed(op, true);
+    }
+
+    /// Reports that this thread transformed an offloaded chunk itself, because no worker had taken
+    /// it yet. The chunk counts as inline; the policy learns from it as from any offloaded chunk.
+    ///
+    /// # Panics
+    /// If that chunk was not offloaded.
+    pub fn taken_back(&mut self, chunk: ChunkId) {
+        let state = &mut self.chunks[chunk.0];
+        assert!(state.phase == Phase::Transform && state.offloaded, "no worker could have it");
+        state.taken_back = true;
     }
 
     /// Reports that the chunk was transformed; it took `spent_ns` of some core, if measured. After
@@ -544,6 +559,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         assert!(state.phase == Phase::Transform, "done without a transform");
         let (op, bytes) = (state.op, state.parts.bytes());
         let offloaded = std::mem::take(&mut state.offloaded);
+        let taken_back = std::mem::take(&mut state.taken_back);
         let waited_ns = now_ns.saturating_sub(state.since_ns);
         let wake_latency = spent_ns.zip(state.woke_after_ns.take()).map(|(spent_ns, slept_ns)| {
             WakeLatency { slept_ns, ns: waited_ns.saturating_sub(spent_ns) }
@@ -551,9 +567,14 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         if offloaded {
             self.ready.take_back(bytes, now_ns);
         } else {
-            self.stats.inline += 1;
             self.policy.on_placed(op, false);
         }
+        if offloaded && !taken_back {
+            self.stats.offloaded += 1;
+        } else {
+            self.stats.inline += 1;
+        }
+        self.stats.taken_back += u64::from(taken_back);
         let beside_workers = self.ready.offloaded_bytes() > 0;
         let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency };
         self.policy.on_cipher_done(&done);

@@ -106,7 +106,7 @@ pub struct CipherDone {
     pub bytes: u64,
     /// Nanoseconds of transform on some core, if measured.
     pub spent_ns: Option<u64>,
-    /// Whether a worker had it.
+    /// Whether workers were handed it, even if this thread took it back.
     pub offloaded: bool,
     /// Whether workers had other chunks of this queue at the end.
     pub beside_workers: bool,
@@ -159,8 +159,8 @@ pub trait Policy: fmt::Debug {
         let _ = (op, shape, backend);
     }
 
-    /// A chunk was placed: a worker has it (`offloaded`), or this thread. An offload that no worker
-    /// had room for counts as inline.
+    /// A chunk was placed: workers were handed it (`offloaded`), or this thread transformed it. An
+    /// offload that no worker had room for counts as inline.
     fn on_placed(&mut self, op: Op, offloaded: bool) {
         let _ = (op, offloaded);
     }

@@ -93,6 +93,28 @@ fn a_worker_whose_core_sleeps_deeply_is_not_woken_for_what_takes_less() {
     assert_eq!(offloads_at(ms(9), Urgency::Normal), (false, false), "it sleeps deeply again");
 }
 
+#[test]
+fn the_wake_latency_that_was_applied_is_told_and_is_not_always_the_first_one() {
+    let applied = |sectors, slept_ns: Option<u64>| {
+        let mut machine = adaptive(DISK);
+        if let Some(slept_ns) = slept_ns {
+            machine.policy_mut().estimates_mut().wake_latency(slept_ns, 70_000);
+        }
+        machine.request(request(WRITE, 2000, sectors)).unwrap();
+        targets(&mut machine, WORKERS);
+        machine.policy().wake_latency_applied_ns()
+    };
+    // No worker has had a chunk yet.
+    assert_eq!(applied(128, Some(u64::MAX)), Some(70_000.0));
+    assert_eq!(applied(128, None), Some(5000.0), "none measured: that after a shorter sleep");
+    let mut machine = Machine::new(bounds(), Configured::new(PolicyKind::Adaptive), DISK);
+    machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 10);
+    machine.request(request(WRITE, 2000, 8)).unwrap();
+    assert_eq!(targets(&mut machine, WORKERS), [Target::Inline]);
+    let applied = machine.policy().wake_latency_applied_ns();
+    assert_eq!(applied, None, "4 ns of cipher are not worth the enqueue cost");
+}
+
 /// Whether any transform goes to a worker. Reads are answered at once.
 fn offloads(machine: &mut Shipped, around: Environment) -> bool {
     machine.plan(0, around);

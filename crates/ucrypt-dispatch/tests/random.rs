@@ -7,7 +7,7 @@ use fastrand::Rng;
 use ucrypt_dispatch::policy::{Context, Policy, Split, Work};
 use ucrypt_dispatch::{
     BackendTraits, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part, PolicyKind,
-    Request, RequestId, Target,
+    Request, RequestId, Stats, Target,
 };
 
 mod common;
@@ -44,6 +44,8 @@ struct Transform {
     parts: Vec<Part>,
     /// It may be encrypted directly to where the backend keeps it.
     to_mapping: bool,
+    /// Workers were handed it.
+    offloaded: bool,
 }
 
 /// Which writes leave in the order in which they arrived.
@@ -77,6 +79,8 @@ struct World<P> {
     cancelled: usize,
     dropped: usize,
     again: usize,
+    /// Where chunks were transformed.
+    placed: Stats,
 }
 
 impl<P: Policy> World<P> {
@@ -101,6 +105,7 @@ impl<P: Policy> World<P> {
             cancelled: 0,
             dropped: 0,
             again: 0,
+            placed: Stats::default(),
         }
     }
 
@@ -202,10 +207,11 @@ impl<P: Policy> World<P> {
             assert!(!self.in_mapping.contains(&chunk), "no output for a mapped read");
         }
         // Sometimes workers have no room.
-        if target != Target::Inline && self.random.u64(..4) > 0 {
+        let offloaded = target != Target::Inline && self.random.u64(..4) > 0;
+        if offloaded {
             self.machine.offloaded(chunk, target, self.now, self.now);
         }
-        self.transforms.push(Transform { chunk, parts, to_mapping });
+        self.transforms.push(Transform { chunk, parts, to_mapping, offloaded });
     }
 
     /// Checks that the chunks of zeroes under way fit their memory.
@@ -286,7 +292,15 @@ impl<P: Policy> World<P> {
     }
 
     fn answer_transform(&mut self, pick: usize) {
-        let Transform { chunk, parts, to_mapping } = self.transforms.swap_remove(pick);
+        let Transform { chunk, parts, to_mapping, offloaded } = self.transforms.swap_remove(pick);
+        let taken_back = offloaded && self.random.u64(..4) == 0;
+        if taken_back {
+            self.machine.taken_back(chunk);
+        }
+        let Stats { inline, offloaded: by_workers, taken_back: all_taken_back, .. } =
+            &mut self.placed;
+        *(if offloaded && !taken_back { by_workers } else { inline }) += 1;
+        *all_taken_back += u64::from(taken_back);
         let fails = self.random.u64(..40) == 0;
         let result = if fails { Err(FAILED) } else { Ok(()) };
         let spent_ns = (self.random.u64(..4) > 0).then(|| self.random.u64(..5000));
@@ -394,6 +408,10 @@ fn run<P: Policy>(name: &str, order: Order, joins: bool, policy: impl Fn(u64) ->
             }
             world.answer();
         }
+        let Stats { inline, offloaded, taken_back, .. } = world.placed;
+        let stats = world.machine.stats();
+        let counted = (stats.inline, stats.offloaded, stats.taken_back);
+        assert_eq!(counted, (inline, offloaded, taken_back), "{name} seed {seed}");
         let ended = (world.accepted, world.seen.len());
         assert_eq!(ended, (world.finished, 0), "{name} seed {seed}: a request never ended");
         refused += world.refused;

@@ -40,8 +40,10 @@ pub trait WorkerPool: Send + Sync {
     /// The job, if it was not taken.
     fn offload_same_core(&self, job: Job) -> Result<(), Job>;
 
-    /// Runs one waiting job on the calling thread. Returns whether there was one.
-    fn help(&self) -> bool;
+    /// Takes one waiting job, for a queue that has no work of its own ([`Queue::run`]).
+    ///
+    /// [`Queue::run`]: crate::Queue::run
+    fn take(&self) -> Option<Job>;
 }
 
 /// Time and workers of a volume.

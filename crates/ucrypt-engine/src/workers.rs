@@ -54,6 +54,8 @@ pub(crate) struct Transformed {
     pub(crate) result: Result<(), Errno>,
     /// Nanoseconds of the transform.
     pub(crate) spent_ns: u64,
+    /// The queue itself did it.
+    pub(crate) taken_back: bool,
 }
 
 /// A finished job, on its way back.
@@ -103,13 +105,24 @@ impl Job {
         self.bufs.iter().map(|buf| &buf[..])
     }
 
-    /// Does the work.
+    /// Whether the job came from the queue with this inbox.
+    pub(crate) fn is_of(&self, inbox: &Arc<Inbox>) -> bool {
+        Arc::ptr_eq(&self.inbox, inbox)
+    }
+
+    /// Does the work on a worker.
     pub fn run(self) -> DoneJob {
+        self.run_as(false)
+    }
+
+    /// Does the work. `taken_back`: on the thread of its own queue.
+    pub(crate) fn run_as(self, taken_back: bool) -> DoneJob {
         let Self { chunk, segments, segment, sector, mut bufs, op, inbox } = self;
         let started_ns = segments.clock.now_ns();
         let result = segments.transform(segment, sector, &mut bufs, op);
         let spent_ns = segments.clock.now_ns() - started_ns;
-        DoneJob { transformed: Transformed { chunk, bufs, result, spent_ns }, inbox }
+        let transformed = Transformed { chunk, bufs, result, spent_ns, taken_back };
+        DoneJob { transformed, inbox }
     }
 }
 
@@ -213,14 +226,8 @@ impl WorkerPool for Workers {
         Ok(())
     }
 
-    fn help(&self) -> bool {
-        match self.shared.jobs.pop() {
-            Some(job) => {
-                job.run().deliver();
-                true
-            }
-            None => false,
-        }
+    fn take(&self) -> Option<Job> {
+        self.shared.jobs.pop()
     }
 }
 
@@ -351,8 +358,11 @@ mod tests {
                             let job = job(sent as u64, &inbox, &segments);
                             let taken = workers.offload(job, sent.is_multiple_of(3));
                             sent += usize::from(taken.is_ok());
-                        } else if inbox.answers.is_empty() && !workers.help() {
-                            std::thread::yield_now();
+                        } else if inbox.answers.is_empty() {
+                            match workers.take() {
+                                Some(job) => job.run().deliver(),
+                                None => std::thread::yield_now(),
+                            }
                         }
                         while let Some(answer) = inbox.answers.pop() {
                             seen[answer.chunk.index()] += 1;

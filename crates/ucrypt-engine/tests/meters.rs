@@ -2,12 +2,18 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::{backends, run, volume, volume_under};
 use ucrypt_backend::memory;
 use ucrypt_engine::meters::{Latencies, Meters};
-use ucrypt_engine::{Errno, Fixed, Io, PolicyKind, QueueConfig};
+use ucrypt_engine::{
+    Calibration, Clock, Errno, Executor, Fixed, Io, Job, PolicyKind, QueueConfig, Segment, Volume,
+    VolumeOptions, WorkerPool,
+};
+use ucrypt_testkit::engine::aes;
 
 const LEN: u64 = 4 << 20;
 
@@ -55,27 +61,91 @@ fn what_a_queue_has_counted_stays_when_it_ends() {
     }
 }
 
-#[test]
-fn chunks_of_workers_are_told_from_those_of_the_queue() {
-    for (policy, by_workers) in [
-        (PolicyKind::Fixed(Fixed::Inline), false),
-        (PolicyKind::Fixed(Fixed::Unbound { sorted: true }), true),
-    ] {
-        let volume = volume_under(policy, Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
-        let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
-        for _ in 0..8 {
-            run(&mut queue, Io::write_borrowed(0, &[1; 8192], false)).result.unwrap();
-            run(&mut queue, Io::read(0, 8192)).result.unwrap();
-        }
-        let [encrypted, decrypted, by_worker_encrypted, by_worker_decrypted] =
-            chunks(&volume.meters());
-        if by_workers {
-            assert!(by_worker_encrypted >= 8 && by_worker_decrypted >= 8, "{:?}", volume.meters());
-        } else {
-            assert_eq!((by_worker_encrypted, by_worker_decrypted), (0, 0));
-            assert!(encrypted >= 8 && decrypted >= 8, "{:?}", volume.meters());
-        }
+/// A clock, and a pool whose workers never take a job.
+#[derive(Default)]
+struct Asleep {
+    jobs: Mutex<VecDeque<Job>>,
+    ns: AtomicU64,
+}
+
+impl Clock for Asleep {
+    fn now_ns(&self) -> u64 {
+        self.ns.fetch_add(1, Ordering::Relaxed)
     }
+
+    fn spin_until(&self, until_ns: u64) {
+        self.ns.fetch_max(until_ns, Ordering::Relaxed);
+    }
+}
+
+impl WorkerPool for Asleep {
+    fn count(&self) -> u32 {
+        1
+    }
+
+    fn idle(&self) -> u32 {
+        1
+    }
+
+    fn offload(&self, job: Job, _: bool) -> Result<(), Job> {
+        self.jobs.lock().unwrap().push_back(job);
+        Ok(())
+    }
+
+    fn offload_same_core(&self, job: Job) -> Result<(), Job> {
+        self.offload(job, true)
+    }
+
+    fn take(&self) -> Option<Job> {
+        self.jobs.lock().unwrap().pop_front()
+    }
+}
+
+#[test]
+fn a_chunk_counts_where_it_was_transformed_whoever_was_asked_to() {
+    let pool = Arc::new(Asleep::default());
+    let executor = Executor {
+        clock: pool.clone(),
+        workers: Some(pool.clone()),
+        cores: None,
+        calibration: Calibration::default(),
+    };
+    let policies = PolicyKind::Fixed(Fixed::Unbound { sorted: true }).into();
+    let options = VolumeOptions { policies, ..VolumeOptions::default() };
+    let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(aes(512)) };
+    let backend = Arc::new(memory(LEN).unwrap());
+    let volume = Volume::with_executor(backend, vec![segment], options, executor).unwrap();
+    let volume = Arc::new(volume);
+    let queue = || volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+    let (mut queue, other) = (queue(), queue());
+    // Who runs the job of each read in turn: the queue itself, a worker, another queue.
+    for round in 0..6 {
+        if round % 3 == 0 {
+            run(&mut queue, Io::read(0, 8192)).result.unwrap();
+            continue;
+        }
+        queue.submit(1, Io::read(0, 8192)).unwrap();
+        queue.poll().unwrap();
+        let job = pool.take().expect("the policy offloads everything");
+        if round % 3 == 1 { job.run() } else { other.run(job) }.deliver();
+        queue.wait().unwrap();
+        queue.next_done().expect("an answer").result.unwrap();
+    }
+    assert_eq!(chunks(&volume.meters()), [0, 2, 0, 4]);
+    let stats = queue.stats();
+    assert_eq!((stats.inline, stats.offloaded, stats.taken_back), (2, 4, 2));
+}
+
+#[test]
+fn chunks_of_a_queue_without_workers_are_its_own() {
+    let inline = PolicyKind::Fixed(Fixed::Inline);
+    let volume = volume_under(inline, Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+    let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+    for _ in 0..8 {
+        run(&mut queue, Io::write_borrowed(0, &[1; 8192], false)).result.unwrap();
+        run(&mut queue, Io::read(0, 8192)).result.unwrap();
+    }
+    assert_eq!(chunks(&volume.meters()), [8, 8, 0, 0]);
 }
 
 #[test]

@@ -88,8 +88,6 @@ fn more_cores_than_work_change_nothing() {
     assert!((mb_s(2) - mb_s(64)).abs() < f64::EPSILON);
 }
 
-/// A run in which cores stall, over a disk that logs its operations. Returns how many requests
-/// failed, how many chunks went to workers, and where the writes began.
 #[test]
 fn urgency_decides_where_adaptive_transforms() {
     // Neither obviously here nor obviously elsewhere: 16 us of cipher, and other requests.
@@ -97,7 +95,8 @@ fn urgency_decides_where_adaptive_transforms() {
     let adaptive = Experiment::new(4, device("optane2020"), job, PolicyKind::Adaptive);
     let chunks = |urgency| {
         let stats = run(&Experiment { urgency, ..adaptive.clone() }).stats;
-        (stats.inline, stats.offloaded)
+        // The queue, which has nothing else to do, takes some back.
+        (stats.inline - stats.taken_back, stats.offloaded + stats.taken_back)
     };
     let (inline, offloaded) = chunks(Urgency::Normal);
     assert!(inline > 0 && offloaded > 0, "{inline} inline, {offloaded} offloaded");
@@ -105,6 +104,28 @@ fn urgency_decides_where_adaptive_transforms() {
     assert_eq!(chunks(Urgency::Background).0, 0, "read-ahead does not keep the queue's thread");
 }
 
+#[test]
+fn chunks_that_a_queue_takes_back_count_as_inline() {
+    let unbound = Fixed::Unbound { sorted: true };
+    // Every chunk is handed to workers, eight for each request.
+    let stats = |cipher| {
+        let job = Job { requests: 400, ..job(Pattern::RandRead, 1 << 20, 16) };
+        let experiment = Experiment::new(4, device("optane2020"), job, unbound);
+        run(&Experiment { cipher, ..experiment }).stats
+    };
+    // Faster than the disk: the queue has nothing else to do, and takes each chunk back before the
+    // worker is awake.
+    let fast = stats(AES_NI);
+    assert_eq!((fast.inline, fast.offloaded, fast.taken_back), (3200, 0, 3200));
+    // Slower than the disk: workers wake up while the queue transforms one.
+    let slow = stats(CipherModel { ns_per_byte: 2.0, ns_per_call: 60 });
+    assert_eq!(slow.inline + slow.offloaded, 3200, "{slow:?}");
+    assert_eq!(slow.inline, slow.taken_back, "{slow:?}");
+    assert!(slow.offloaded > 1600, "{slow:?}");
+}
+
+/// A run in which cores stall, over a disk that logs its operations. Returns how many requests
+/// failed, how many chunks workers transformed, and where the writes began.
 fn logged(mut experiment: Experiment) -> (u64, u64, Vec<u64>) {
     experiment.stalls = Stalls { per_mille: 100, max_ns: 300_000 };
     let faults = Faults::new(1);

@@ -186,7 +186,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         state.phase = if transforms_first { Phase::Transform } else { Phase::Io };
         state.ordered = transforms_first && ordered;
         (state.woke_after_ns, state.offloaded, state.mapped) = (None, false, false);
-        debug_assert!(state.retried_after.is_none() && state.rest.is_empty());
+        debug_assert!(state.retried_after.is_none() && state.rest.is_empty() && !state.taken_back);
         let chunk = ChunkId(chunk);
         if !transforms_first {
             self.outputs.push_back(Output::SubmitIo { chunk, kind: op.into() });

@@ -69,6 +69,7 @@ impl Queue {
                 stats: self.machine.stats(),
                 explored: policy.explored(),
                 measured: policy.estimates().measured(),
+                wake_latency_applied_ns: policy.wake_latency_applied_ns(),
                 workers: self.round.environment.workers,
             });
         }

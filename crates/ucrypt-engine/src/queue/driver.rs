@@ -137,7 +137,7 @@ impl Queue {
     fn empty_inbox(&mut self) -> bool {
         let mut any = false;
         while self.offloads.count > 0
-            && let Some(Transformed { chunk, bufs, result, spent_ns }) =
+            && let Some(Transformed { chunk, bufs, result, spent_ns, taken_back }) =
                 self.offloads.inbox.answers.pop()
         {
             if !any {
@@ -146,7 +146,10 @@ impl Queue {
             }
             self.offloads.count -= 1;
             let decrypts = self.machine.op(chunk) == Some(MachineOp::Read);
-            self.counting.counters.cells.transformed(true, decrypts, spent_ns);
+            self.counting.counters.cells.transformed(!taken_back, decrypts, spent_ns);
+            if taken_back {
+                self.machine.taken_back(chunk);
+            }
             let result = self.settle(chunk, bufs, result);
             self.machine.cipher_done(chunk, result, Some(spent_ns), self.time.now_ns());
         }

@@ -18,6 +18,7 @@ use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
 use crate::waker::Waker;
+use crate::workers::{DoneJob, Job};
 
 /// Which ring [`Queue::ring`] is: none, the backend's, or the queue's own.
 pub(super) enum RingOf {
@@ -215,13 +216,21 @@ impl Queue {
         self.wakers.all.as_ref().map_or_else(|| self.wakers.inner(), AsFd::as_fd)
     }
 
+    /// Runs a job of this or another queue that waits for a worker, on the thread that drives this
+    /// queue. A job of this queue counts as inline.
+    pub fn run(&self, job: Job) -> DoneJob {
+        let taken_back = job.is_of(&self.offloads.inbox);
+        job.run_as(taken_back)
+    }
+
     /// Runs a job that waits for a worker, or spins briefly for an answer. Returns whether to look
     /// for answers again before sleeping.
     fn help(&self) -> bool {
         let Some(workers) = self.volume.workers.as_ref().filter(|_| self.offloads.count > 0) else {
             return false;
         };
-        if workers.help() {
+        if let Some(job) = workers.take() {
+            self.run(job).deliver();
             return true;
         }
         for _ in 0..SPINS {

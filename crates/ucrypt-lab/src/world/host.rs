@@ -427,8 +427,8 @@ impl WorkerPool for SharedHost {
         Ok(())
     }
 
-    /// Queues help in turns of their own.
-    fn help(&self) -> bool {
-        false
+    fn take(&self) -> Option<Job> {
+        // The simulator gives jobs to queues in turns of their own (`World::queue_turn`).
+        None
     }
 }

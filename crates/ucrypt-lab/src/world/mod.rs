@@ -273,7 +273,7 @@ impl World {
         }
         let job = self.host.lock().take_job(Role::Queue(index));
         if let Some((of, job)) = job {
-            return (true, Some((of, job.run())));
+            return (true, Some((of, queue.run(job))));
         }
         // A queue with an answer for its client continues when the client has taken it and called.
         (!queue.has_done() && !queue.may_sleep(), None)

@@ -489,7 +489,7 @@ fn polling(poll: Poll, polled: Polled) -> Value {
 
 /// The decisions of one queue, and the measurements behind them.
 fn queue(decisions: &Decisions) -> Value {
-    let Decisions { stats, explored, measured, workers } = *decisions;
+    let Decisions { stats, explored, measured, wake_latency_applied_ns, workers } = *decisions;
     let [wake_latency, wake_latency_100us, wake_latency_1ms] = measured.wake_latencies_ns;
     let figures = [
         ("decrypt_ns_per_byte", measured.decrypt_ns_per_byte),
@@ -512,11 +512,13 @@ fn queue(decisions: &Decisions) -> Value {
         "requests_joined": stats.joined,
         "chunks_inline": stats.inline,
         "chunks_offloaded": stats.offloaded,
+        "chunks_taken_back": stats.taken_back,
         "chunks_all_inline": explored.all_inline,
         "chunks_all_offload": explored.all_offload,
         "chunks_coarser": explored.coarse,
         "chunks_not_split": explored.whole,
         "operation_ns_assumed": OPERATION_NS,
+        "wake_latency_applied_ns": wake_latency_applied_ns,
         "samples": samples,
         "workers": workers,
     });

@@ -312,6 +312,7 @@ struct Why<'a> {
     explored_inline: u64,
     /// Workers that a queue might use.
     workers: f64,
+    /// As the queues' last decisions applied it.
     wake_latency_ns: Option<f64>,
     enqueue_cost_ns: Option<f64>,
     /// Bytes that clients have read and written.
@@ -343,7 +344,7 @@ impl<'a> Why<'a> {
             offloaded,
             explored_inline: queues.sum("chunks_all_inline"),
             workers: queues.mean("workers").unwrap_or(0.0),
-            wake_latency_ns: queues.mean("wake_latency_ns"),
+            wake_latency_ns: queues.mean("wake_latency_applied_ns"),
             enqueue_cost_ns: queues.mean("enqueue_cost_ns"),
             read_bytes: counted("read_bytes"),
             written_bytes: counted("written_bytes"),
@@ -377,7 +378,8 @@ impl<'a> Why<'a> {
         } else if share(self.offloaded) >= 0.005 {
             match us(self.enqueue_cost_ns) {
                 Some(us) => format!(
-                    "a chunk takes {cipher_us:.1} µs of cipher, giving it to a worker {us:.1} µs"
+                    "a chunk takes {cipher_us:.1} µs of cipher, giving it to a worker took \
+                     {us:.1} µs at open"
                 ),
                 None => format!("a chunk takes {cipher_us:.1} µs of cipher"),
             }
@@ -388,6 +390,11 @@ impl<'a> Why<'a> {
         } else if let Some(wake_us) = us(self.wake_latency_ns) {
             format!(
                 "waking another core takes {wake_us:.1} µs, a chunk {cipher_us:.1} µs of cipher"
+            )
+        } else if let Some(us) = us(self.enqueue_cost_ns) {
+            format!(
+                "a chunk takes {cipher_us:.1} µs of cipher, giving it to a worker took {us:.1} µs \
+                 at open"
             )
         } else {
             "there are no workers".into()
@@ -441,6 +448,8 @@ pub(super) fn dispatch(status: &Value) -> String {
             shown => shown,
         }
     };
+    let applied = mean("wake_latency_applied_ns");
+    let applied = applied.map_or_else(|| "none yet".into(), |ns| format!("{ns:.0} ns"));
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
@@ -456,6 +465,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("wake latency", measured("wake_latency_ns", 0, "ns")),
         ("after 0.1 ms of sleep", measured("wake_latency_after_100us_ns", 0, "ns")),
         ("after 1 ms of sleep", measured("wake_latency_after_1ms_ns", 0, "ns")),
+        ("wake latency applied", applied),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
         ("enqueue cost", measured("enqueue_cost_ns", 0, "ns")),
         ("cross-core copy penalty", measured("copy_penalty_ns_per_byte", 3, "ns per byte")),
@@ -466,6 +476,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("requests split", share("requests_split", requests)),
         ("requests joined", share("requests_joined", requests)),
         ("chunks inline", share("chunks_inline", chunks)),
+        ("of these, taken back", share("chunks_taken_back", chunks)),
         ("chunks offloaded", share("chunks_offloaded", chunks)),
         ("explored, all inline", share("chunks_all_inline", chunks)),
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
@@ -513,8 +524,8 @@ mod tests {
         let queue = |offloaded: u64, workers: u32, all_inline: u64| {
             json!({
                 "chunks_inline": 1000 - offloaded, "chunks_offloaded": offloaded,
-                "chunks_all_inline": all_inline, "workers": workers, "wake_latency_ns": 6100.0,
-                "decrypt_ns_per_byte": 0.075, "enqueue_cost_ns": 400.0,
+                "chunks_all_inline": all_inline, "workers": workers,
+                "wake_latency_ns": 2900.0, "wake_latency_applied_ns": 6100.0, "decrypt_ns_per_byte": 0.075, "enqueue_cost_ns": 400.0,
                 "samples": { "wake_latency_ns": 9 },
             })
         };
