@@ -1,7 +1,10 @@
-//! Measurements made while requests run.
+//! What was measured of the cipher, the workers and the backend.
 //!
-//! Every figure is a moving average over about the last dozen observations. A sample is capped at
-//! four times the present value, so that a preempted thread does not pass for a slow cipher.
+//! Most figures are measured while requests run, and are moving averages over about the last dozen
+//! observations. A sample is capped at four times the present value, so that a preempted thread
+//! does not pass for a slow cipher. Three figures are measured once, by the calibration when the
+//! volume is opened, and stay: enqueue cost, copy penalty and copy. They are differences between
+//! two ways to do the same, and a request is done only one way.
 
 use crate::tuning::{
     CIPHER_NS_PER_BYTE, DRIFT, ENQUEUE_COST_NS, OUTLIER, SLEEPS_NS, WAKE_COST_SHARE,
@@ -86,9 +89,10 @@ pub struct Estimates {
     /// By how long the workers had slept.
     wake_latencies: [Average; SLEEPS],
     wake_cost: Average,
-    enqueue_cost: Average,
-    copy_penalty: Average,
-    copy: Average,
+    /// Measured once, as the next two, which are nanoseconds per byte.
+    enqueue_cost: Option<f64>,
+    copy_penalty: Option<f64>,
+    copy: Option<f64>,
     writes: [Average; SIZES],
 }
 
@@ -108,12 +112,13 @@ pub struct Measured {
     pub wake_latencies_ns: [Average; SLEEPS],
     /// The part of the wake latency that is the queue thread's own time.
     pub wake_cost_ns: Average,
-    /// Enqueue cost: to give a chunk to an awake worker, and to take it back.
-    pub enqueue_cost_ns: Average,
+    /// Enqueue cost: to give a chunk to an awake worker, and to take it back. Measured once, when
+    /// the volume was opened, as the next two.
+    pub enqueue_cost_ns: Option<f64>,
     /// Extra time to copy a byte that a worker has transformed.
-    pub copy_penalty_ns_per_byte: Average,
+    pub copy_penalty_ns_per_byte: Option<f64>,
     /// Time for which the kernel copies a byte written to a backend in memory.
-    pub copy_ns_per_byte: Average,
+    pub copy_ns_per_byte: Option<f64>,
 }
 
 fn class(bytes: u64) -> usize {
@@ -125,7 +130,7 @@ fn sleep_class(slept_ns: u64) -> usize {
 }
 
 impl Estimates {
-    /// The measurements so far.
+    /// What was measured so far.
     pub fn measured(&self) -> Measured {
         let [reads, writes] = self.ciphers;
         Measured {
@@ -166,23 +171,19 @@ impl Estimates {
         self.wake_cost.add(ns as f64);
     }
 
-    /// Adds a sample: giving a chunk to an awake worker, and taking it back, cost this thread `ns`.
-    pub fn enqueue_cost(&mut self, ns: u64) {
-        self.enqueue_cost.add(ns as f64);
+    /// Sets what giving a chunk to an awake worker, and taking it back, costs this thread: `ns`.
+    pub fn set_enqueue_cost(&mut self, ns: u64) {
+        self.enqueue_cost = Some(ns as f64);
     }
 
-    /// Adds a sample: copying `bytes` took `ns` longer because a worker had transformed them.
-    pub fn copy_penalty(&mut self, bytes: u64, ns: u64) {
-        if bytes > 0 {
-            self.copy_penalty.add(ns as f64 / bytes as f64);
-        }
+    /// Sets the copy penalty: copying `bytes` takes `ns` longer if a worker has transformed them.
+    pub fn set_copy_penalty(&mut self, bytes: u64, ns: u64) {
+        self.copy_penalty = Some(ns as f64 / bytes.max(1) as f64);
     }
 
-    /// Adds a sample: the kernel took `ns` to write `bytes` to a backend in memory.
-    pub fn copy(&mut self, bytes: u64, ns: u64) {
-        if bytes > 0 {
-            self.copy.add(ns as f64 / bytes as f64);
-        }
+    /// Sets how long the kernel copies: it takes `ns` to write `bytes` to a backend in memory.
+    pub fn set_copy(&mut self, bytes: u64, ns: u64) {
+        self.copy = Some(ns as f64 / bytes.max(1) as f64);
     }
 
     /// Adds a sample: the backend took `ns` from submission to answer for a write.
@@ -219,18 +220,18 @@ impl Estimates {
 
     /// Nanoseconds that giving a chunk to an awake worker, and taking it back, costs this thread.
     pub fn enqueue_cost_ns(&self) -> f64 {
-        self.enqueue_cost.or(ENQUEUE_COST_NS)
+        self.enqueue_cost.unwrap_or(ENQUEUE_COST_NS)
     }
 
     /// Extra nanoseconds per byte to copy data that a worker has transformed, because it is in
     /// another core's cache.
     pub fn copy_penalty_ns_per_byte(&self) -> f64 {
-        self.copy_penalty.or(0.0)
+        self.copy_penalty.unwrap_or(0.0)
     }
 
     /// Nanoseconds per byte that the kernel takes to write to a backend in memory.
     pub fn copy_ns_per_byte(&self) -> f64 {
-        self.copy.or(0.0)
+        self.copy.unwrap_or(0.0)
     }
 
     /// Nanoseconds that the backend takes for a write of this size; `None` if none was seen.

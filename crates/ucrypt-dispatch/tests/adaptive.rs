@@ -138,7 +138,7 @@ fn offloads(machine: &mut Shipped, around: Environment) -> bool {
 fn what_costs_more_to_fetch_from_a_workers_cache_than_the_cipher_stays_here() {
     let on_worker = |op, copied, penalty_ns| {
         let mut machine = adaptive(BackendTraits { copies: copied, ..DISK });
-        machine.policy_mut().estimates_mut().copy_penalty(1 << 20, penalty_ns);
+        machine.policy_mut().estimates_mut().set_copy_penalty(1 << 20, penalty_ns);
         machine.request(request(op, 2000, 2048)).unwrap();
         offloads(&mut machine, Environment { reads_in_place: !copied, ..WORKERS })
     };
@@ -153,7 +153,7 @@ fn what_costs_more_to_fetch_from_a_workers_cache_than_the_cipher_stays_here() {
 fn what_a_worker_leaves_to_be_written_must_be_worth_it_where_this_thread_encrypts_in_place() {
     let on_worker = |op, mapped, copy_ns| {
         let mut machine = adaptive(BackendTraits { synchronous: true, mapped, ..DISK });
-        machine.policy_mut().estimates_mut().copy(1 << 20, copy_ns);
+        machine.policy_mut().estimates_mut().set_copy(1 << 20, copy_ns);
         for index in 0..4 {
             machine.request(request(op, 2000 * index + 2000, 1024)).unwrap();
         }

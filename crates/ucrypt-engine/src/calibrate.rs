@@ -126,7 +126,7 @@ impl Calibration {
         [wake_latency, wake_latency_slept, enqueue_cost].iter().all(Option::is_some)
     }
 
-    /// Gives a queue's estimates their first samples.
+    /// Gives a queue's estimates their first samples, and those figures that are measured only here.
     pub(crate) fn teach(&self, estimates: &mut Estimates) {
         if let Some(ns) = self.cipher {
             estimates.calibrated(BYTES as u64, ns);
@@ -141,13 +141,13 @@ impl Calibration {
             estimates.wake_cost(ns);
         }
         if let Some(ns) = self.enqueue_cost {
-            estimates.enqueue_cost(ns);
+            estimates.set_enqueue_cost(ns);
         }
         if let Some(ns) = self.copy_penalty {
-            estimates.copy_penalty(BYTES as u64, ns);
+            estimates.set_copy_penalty(BYTES as u64, ns);
         }
         if let Some(ns) = self.copy {
-            estimates.copy(BYTES as u64, ns);
+            estimates.set_copy(BYTES as u64, ns);
         }
     }
 }

@@ -500,12 +500,16 @@ fn queue(decisions: &Decisions) -> Value {
         ("wake_latency_after_100us_ns", wake_latency_100us),
         ("wake_latency_after_1ms_ns", wake_latency_1ms),
         ("wake_cost_ns", measured.wake_cost_ns),
+    ];
+    let at_open = [
         ("enqueue_cost_ns", measured.enqueue_cost_ns),
         ("copy_penalty_ns_per_byte", measured.copy_penalty_ns_per_byte),
         ("copy_ns_per_byte", measured.copy_ns_per_byte),
     ];
+    let samples = figures.map(|(name, figure)| (name, figure.samples()));
+    let once = at_open.map(|(name, figure)| (name, u64::from(figure.is_some())));
     let samples: Map<_, _> =
-        figures.iter().map(|(name, figure)| ((*name).into(), figure.samples().into())).collect();
+        samples.into_iter().chain(once).map(|(name, count)| (name.into(), count.into())).collect();
     let mut shown = json!({
         "requests_whole": stats.whole,
         "requests_split": stats.split,
@@ -520,10 +524,14 @@ fn queue(decisions: &Decisions) -> Value {
         "operation_ns_assumed": OPERATION_NS,
         "wake_latency_applied_ns": wake_latency_applied_ns,
         "samples": samples,
+        "measured_at_open": at_open.map(|(name, _)| name),
         "workers": workers,
     });
     for (name, figure) in figures {
         shown[name] = json!(figure.get());
+    }
+    for (name, figure) in at_open {
+        shown[name] = json!(figure);
     }
     shown
 }

@@ -448,6 +448,10 @@ pub(super) fn dispatch(status: &Value) -> String {
             shown => shown,
         }
     };
+    let once = |key: &str, digits: usize, unit: &str| match figure(key, digits, unit) {
+        shown if shown == NOT_MEASURED => shown,
+        shown => format!("{shown} (measured once, at open)"),
+    };
     let applied = mean("wake_latency_applied_ns");
     let applied = applied.map_or_else(|| "none yet".into(), |ns| format!("{ns:.0} ns"));
     let share = |key: &str, all: u64| {
@@ -467,9 +471,9 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("after 1 ms of sleep", measured("wake_latency_after_1ms_ns", 0, "ns")),
         ("wake latency applied", applied),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
-        ("enqueue cost", measured("enqueue_cost_ns", 0, "ns")),
-        ("cross-core copy penalty", measured("copy_penalty_ns_per_byte", 3, "ns per byte")),
-        ("copy by the kernel", measured("copy_ns_per_byte", 3, "ns per byte")),
+        ("enqueue cost", once("enqueue_cost_ns", 0, "ns")),
+        ("cross-core copy penalty", once("copy_penalty_ns_per_byte", 3, "ns per byte")),
+        ("copy by the kernel", once("copy_ns_per_byte", 3, "ns per byte")),
         ("one more operation", figure("operation_ns_assumed", 0, "ns (assumed)")),
         ("workers at hand", figure("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
