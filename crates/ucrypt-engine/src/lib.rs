@@ -9,6 +9,7 @@
 //! - [`queue`]: requests in, answers out, at any byte offset and length;
 //! - [`Executor`]: time and workers as queues see them, real or simulated;
 //! - [`meters`]: what operators watch, counted by each queue;
+//! - [`JobRings`]: where chunks wait for workers, which both have in common;
 //! - `workers`: the threads that transform offloaded chunks;
 //! - `cores`: the cores that queues leave to these threads;
 //! - `range_lock`: excludes other requests from a sector during its read-modify-write.
@@ -20,6 +21,7 @@ mod cores;
 mod counters;
 mod data;
 mod executor;
+mod jobs;
 mod keys;
 pub mod meters;
 pub mod queue;
@@ -33,6 +35,7 @@ mod zones;
 pub use calibrate::Calibration;
 pub use counters::{Decisions, Totals};
 pub use executor::{Clock, Executor, WorkerPool};
+pub use jobs::{JobRings, wakes_worker};
 pub use queue::{Done, Io, Poll, Polled, Queue, QueueConfig, ReadTo, Rejected, WriteFrom};
 pub use segments::{CipherModel, Segment};
 pub use ucrypt_backend::{
@@ -43,5 +46,5 @@ pub use ucrypt_dispatch::{
     Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Slab, Stats, Urgency,
 };
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
-pub use workers::{DoneJob, JOBS_MAX, Job};
+pub use workers::{DoneJob, Job};
 pub use zones::{VolumeZones, ZoneChange, ZonesError};

@@ -20,11 +20,9 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
 use crate::executor::WorkerPool;
+use crate::jobs::{JobRings, wakes_worker};
 use crate::segments::{CipherOp, Segments};
 use crate::waker::Waker;
-
-/// Maximum number of jobs that wait for a worker.
-pub const JOBS_MAX: usize = 1024;
 
 /// Stack of a worker, in bytes: it only runs ciphers.
 const STACK_BYTES: usize = 128 << 10;
@@ -146,10 +144,8 @@ impl std::fmt::Debug for DoneJob {
 }
 
 struct Shared {
-    /// Jobs for any worker.
-    jobs: ArrayQueue<Job>,
-    /// Per worker: jobs for its core. Empty if workers move between cores.
-    lanes: Box<[ArrayQueue<Job>]>,
+    /// A lane for each worker's core, unless workers move between cores.
+    jobs: JobRings<Job>,
     /// Per worker: the core on which it parked, or is about to; [`AWAKE`].
     asleep: Box<[AtomicUsize]>,
     idle: AtomicU32,
@@ -169,8 +165,7 @@ impl Workers {
         let count = count.max(1);
         let lanes = if pinned { count } else { 0 };
         let shared = Arc::new(Shared {
-            jobs: ArrayQueue::new(JOBS_MAX),
-            lanes: (0..lanes).map(|_| ArrayQueue::new(JOBS_MAX)).collect(),
+            jobs: JobRings::new(lanes),
             asleep: (0..count).map(|_| AtomicUsize::new(AWAKE)).collect(),
             idle: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -206,8 +201,7 @@ impl WorkerPool for Workers {
         self.shared.jobs.push(job)?;
         fence(Ordering::SeqCst);
         let idle = self.shared.idle.load(Ordering::SeqCst);
-        if idle > 0
-            && (wakes || idle >= self.count())
+        if wakes_worker(wakes, idle, self.count())
             && let Some(index) = self.shared.rouse_any(sched_getcpu())
         {
             self.threads[index].unpark();
@@ -216,9 +210,11 @@ impl WorkerPool for Workers {
     }
 
     fn offload_same_core(&self, job: Job) -> Result<(), Job> {
+        if self.shared.jobs.lanes() == 0 {
+            return self.offload(job, true);
+        }
         let index = sched_getcpu() % self.threads.len();
-        let Some(lane) = self.shared.lanes.get(index) else { return self.offload(job, true) };
-        lane.push(job)?;
+        self.shared.jobs.push_to(index, job)?;
         fence(Ordering::SeqCst);
         if self.shared.rouse(index) {
             self.threads[index].unpark();
@@ -227,7 +223,7 @@ impl WorkerPool for Workers {
     }
 
     fn take(&self) -> Option<Job> {
-        self.shared.jobs.pop()
+        self.shared.jobs.take()
     }
 }
 
@@ -267,8 +263,7 @@ impl Shared {
     }
 
     fn next(&self, index: usize) -> Option<Job> {
-        let of_core = self.lanes.get(index).and_then(ArrayQueue::pop);
-        of_core.or_else(|| self.jobs.pop())
+        self.jobs.take_from(index).or_else(|| self.jobs.take())
     }
 
     fn serve(&self, index: usize) {
@@ -332,8 +327,7 @@ mod tests {
     #[test]
     fn a_worker_that_parked_on_another_core_is_woken_first() {
         let shared = Shared {
-            jobs: ArrayQueue::new(1),
-            lanes: Box::default(),
+            jobs: JobRings::new(0),
             asleep: [3, AWAKE, 5, 3].map(AtomicUsize::new).into(),
             idle: AtomicU32::new(3),
             closed: AtomicBool::new(false),

@@ -1,12 +1,12 @@
 //! The machine: time, cores, threads, and the jobs that wait for workers.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
-use ucrypt_engine::{Clock, DoneJob, JOBS_MAX, Job, WorkerPool};
+use ucrypt_engine::{Clock, DoneJob, Job, JobRings, WorkerPool, wakes_worker};
 
 use super::caches::Caches;
 use super::cores::{Core, Role, State, Thread, Work};
@@ -57,8 +57,8 @@ pub(super) struct Host {
     running: usize,
     /// The queue that is being made, which the disks ask for.
     pub(super) making: usize,
-    jobs: VecDeque<QueuesJob>,
-    local_jobs: Vec<VecDeque<Job>>,
+    /// With a lane for each queue's local worker.
+    jobs: JobRings<QueuesJob>,
     /// By queue: chunks that workers returned since its last turn.
     pub(super) returned: Vec<u64>,
     pub(super) caches: Caches,
@@ -100,8 +100,7 @@ impl Host {
             workers,
             running: 0,
             making: 0,
-            jobs: VecDeque::new(),
-            local_jobs: (0..queues).map(|_| VecDeque::new()).collect(),
+            jobs: JobRings::new(local),
             returned: vec![0; queues],
             caches: Caches::default(),
             operations: BTreeMap::new(),
@@ -310,8 +309,8 @@ impl Host {
     /// Takes a job for a worker.
     pub(super) fn take_job(&mut self, role: Role) -> Option<QueuesJob> {
         match role {
-            Role::Local(queue) => self.local_jobs[queue].pop_front().map(|job| (queue, job)),
-            _ => self.jobs.pop_front(),
+            Role::Local(queue) => self.jobs.take_from(queue),
+            _ => self.jobs.take(),
         }
     }
 
@@ -329,8 +328,8 @@ impl Host {
         self.threads.len() - self.workers..self.threads.len()
     }
 
-    /// Wakes a sleeping worker, if any: preferably one whose core is free, and all threads of that;
-    /// of these one that still spins. With `wakes` false, only if no worker runs or if one spins.
+    /// Wakes a sleeping worker, if the engine's pool would or if one still spins: preferably one
+    /// whose core is free, and all threads of that; of these one that still spins.
     fn wake_worker(&mut self, wakes: bool) {
         let asleep: Vec<_> = self
             .pool()
@@ -341,8 +340,7 @@ impl Host {
             })
             .collect();
         let spins = asleep.iter().any(|&(_, _, slept_ns, _)| slept_ns < self.costs.spin);
-        let runs = asleep.len() < self.workers;
-        if !wakes && runs && !spins {
+        if !spins && !wakes_worker(wakes, asleep.len() as u32, self.workers as u32) {
             return;
         }
         if let Some(&(.., worker)) = asleep.iter().min() {
@@ -351,7 +349,8 @@ impl Host {
     }
 
     pub(super) fn describe(&self) -> String {
-        let mut text = format!("at {} ns, {} jobs wait for workers", self.now_ns, self.jobs.len());
+        let mut text =
+            format!("at {} ns, {} jobs wait for workers", self.now_ns, self.jobs.waiting());
         for (index, thread) in self.threads.iter().enumerate() {
             // Writing to a string cannot fail.
             let _ = write!(text, "\n  thread {index}: {:?}, {:?}", thread.role, thread.state);
@@ -399,13 +398,9 @@ impl WorkerPool for SharedHost {
 
     fn offload(&self, job: Job, wakes: bool) -> Result<(), Job> {
         let mut host = self.lock();
-        if host.jobs.len() >= JOBS_MAX {
-            return Err(job);
-        }
-        host.now_ns += host.costs.enqueue;
         // Only queues offload.
-        let queue = host.running;
-        host.jobs.push_back((queue, job));
+        host.jobs.push((host.running, job)).map_err(|(_, job)| job)?;
+        host.now_ns += host.costs.enqueue;
         host.wake_worker(wakes);
         Ok(())
     }
@@ -413,11 +408,8 @@ impl WorkerPool for SharedHost {
     fn offload_same_core(&self, job: Job) -> Result<(), Job> {
         let mut host = self.lock();
         let queue = host.running;
-        if host.local_jobs[queue].len() >= JOBS_MAX {
-            return Err(job);
-        }
+        host.jobs.push_to(queue, (queue, job)).map_err(|(_, job)| job)?;
         host.now_ns += host.costs.enqueue;
-        host.local_jobs[queue].push_back(job);
         let local = host.queues + queue;
         host.threads[local].has_spun = false;
         if host.wake(local, 0) {
