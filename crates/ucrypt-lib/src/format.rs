@@ -10,7 +10,7 @@ use ucrypt_image::machine::{clock, machine};
 use ucrypt_image::new_header::{check_apart, check_room, sector_size};
 use ucrypt_image::secrecy;
 use ucrypt_luks::{
-    Cost, Hash, Header, NewVolume, Pbkdf, PbkdfKind, Tools, Write, luks1, luks2, overwrite,
+    Cost, Header, NewVolume, Pbkdf, PbkdfKind, Tools, Write, find_hash, luks1, luks2, overwrite,
     random_volume_key, signature,
 };
 use ucrypt_sector::{CipherSpec, Mode};
@@ -345,7 +345,7 @@ impl FormatOptions {
             None => random_volume_key(bits / 8, &mut secrecy::random)
                 .map_err(ToOpenError::to_open_error)?,
         };
-        let hash = Hash::from_name(&self.hash).map_err(ToOpenError::to_open_error)?;
+        let hash = find_hash(&self.hash).map_err(ToOpenError::to_open_error)?;
         let usual = match self.version {
             Format::Luks1 => KeyDerivation::pbkdf2(),
             _ => KeyDerivation::argon2id(),

@@ -10,7 +10,7 @@ use zeroize::Zeroize;
 
 use crate::derivations;
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::memory::{self, Permit};
 
 /// Largest memory cost of Argon2, in KiB.
@@ -71,7 +71,7 @@ impl Kdf {
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Pbkdf2 { hash, iterations } => {
-                Hash::from_name(hash)?;
+                find_hash(hash)?;
                 let given = u64::from(*iterations);
                 bounded("pbkdf2", "iteration count", given, given >= 1, "1 to 4294967295")
             }
@@ -122,7 +122,7 @@ impl Kdf {
         let _watched = derivations::begin(self);
         match self {
             Self::Pbkdf2 { hash, iterations } => {
-                Hash::from_name(hash)?.pbkdf2(passphrase, salt, *iterations, out);
+                find_hash(hash)?.pbkdf2(passphrase, salt, *iterations, out);
                 Ok(())
             }
             Self::Argon2 { variant, time, memory_kib, lanes } => {

@@ -66,7 +66,7 @@ pub use convert::{Conversion, finish as finish_conversion, room_for_luks2, to_lu
 pub use derivations::watch_derivations;
 pub use error::{Error, Result};
 pub use fields::FieldText;
-pub use hash::Hash;
+pub use hash::{Hash, find_hash};
 pub use header::Header;
 pub use json::{Json, JsonError};
 pub use kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, KEY_LEN_MAX, Kdf};

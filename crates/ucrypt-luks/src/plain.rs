@@ -7,7 +7,7 @@ use ucrypt_sector::CipherSpec;
 use zeroize::Zeroizing;
 
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::volume::{Format, SECTOR_BYTES, Segment, Unlocked};
 
@@ -100,7 +100,7 @@ pub fn key_from_passphrase(
         hashed[..taken].copy_from_slice(&passphrase[..taken]);
         return Ok(key);
     }
-    let hash = Hash::from_name(name)?;
+    let hash = find_hash(name)?;
     let prefix = vec![b'A'; length];
     for (round, part) in hashed.chunks_mut(hash.size()).enumerate() {
         hash.digest_into(&[&prefix[..round], passphrase], part);

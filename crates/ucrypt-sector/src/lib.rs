@@ -54,8 +54,9 @@ use x86 as arch;
 
 pub use aes::Kernel;
 pub use error::{KeyError, RunError, SpecError};
+pub use hash::Hash;
 pub use key_sizes::KeySizes;
-pub use names::{Cipher, Hash, IvMode, Mode};
+pub use names::{Cipher, EssivHash, IvMode, Mode};
 pub use options::SectorOptions;
 pub use sector::SectorCipher;
 pub use spec::CipherSpec;

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::{KeySizes, SpecError};
+use zeroize::Zeroizing;
+
+use crate::{Hash, KeySizes, SpecError};
 
 /// Declares an enum and the names of its members in specifications, from one table.
 macro_rules! named {
@@ -96,53 +98,81 @@ named! {
     Hctr2 = "hctr2",
 }
 
-named! {
-    /// A hash that makes the key of an ESSIV.
-    Hash, "hash";
-    /// MD4 (RFC 1320).
-    Md4 = "md4",
-    /// MD5 (RFC 1321).
-    Md5 = "md5",
-    /// SHA-1 (FIPS 180).
-    Sha1 = "sha1",
-    /// SHA-224 (FIPS 180).
-    Sha224 = "sha224",
-    /// SHA-256 (FIPS 180).
-    Sha256 = "sha256",
-    /// SHA-384 (FIPS 180).
-    Sha384 = "sha384",
-    /// SHA-512 (FIPS 180).
-    Sha512 = "sha512",
-    /// SHA3-224 (FIPS 202).
-    Sha3_224 = "sha3-224",
-    /// SHA3-256 (FIPS 202).
-    Sha3_256 = "sha3-256",
-    /// SHA3-384 (FIPS 202).
-    Sha3_384 = "sha3-384",
-    /// SHA3-512 (FIPS 202).
-    Sha3_512 = "sha3-512",
-    /// `BLAKE2b` of 20 bytes (RFC 7693).
-    Blake2b160 = "blake2b-160",
-    /// `BLAKE2b` of 32 bytes (RFC 7693).
-    Blake2b256 = "blake2b-256",
-    /// `BLAKE2b` of 48 bytes (RFC 7693).
-    Blake2b384 = "blake2b-384",
-    /// `BLAKE2b` of 64 bytes (RFC 7693).
-    Blake2b512 = "blake2b-512",
-    /// RIPEMD-160.
-    Ripemd160 = "rmd160" | "ripemd160",
-    /// SM3 (GB/T 32905).
-    Sm3 = "sm3",
-    /// Streebog of 32 bytes (GOST R 34.11-2012).
-    Streebog256 = "streebog256",
-    /// Streebog of 64 bytes (GOST R 34.11-2012).
-    Streebog512 = "streebog512",
-    /// Whirlpool.
-    Whirlpool = "wp512" | "whirlpool",
-    /// The first 32 bytes of Whirlpool.
-    Whirlpool256 = "wp256",
-    /// The first 48 bytes of Whirlpool.
-    Whirlpool384 = "wp384",
+/// A hash that makes the key of an ESSIV, by the name that the kernel gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EssivHash {
+    name: &'static str,
+    hash: Hash,
+    /// The digest is cut to so many bytes.
+    len_max: usize,
+}
+
+impl EssivHash {
+    /// Every hash that the kernel takes.
+    pub const ALL: &[Self] = &[
+        Self::whole("md4", Hash::Md4),
+        Self::whole("md5", Hash::Md5),
+        Self::whole("sha1", Hash::Sha1),
+        Self::whole("sha224", Hash::Sha224),
+        Self::whole("sha256", Hash::Sha256),
+        Self::whole("sha384", Hash::Sha384),
+        Self::whole("sha512", Hash::Sha512),
+        Self::whole("sha3-224", Hash::Sha3_224),
+        Self::whole("sha3-256", Hash::Sha3_256),
+        Self::whole("sha3-384", Hash::Sha3_384),
+        Self::whole("sha3-512", Hash::Sha3_512),
+        Self::whole("blake2b-160", Hash::Blake2b160),
+        Self::whole("blake2b-256", Hash::Blake2b256),
+        Self::whole("blake2b-384", Hash::Blake2b384),
+        Self::whole("blake2b-512", Hash::Blake2b512),
+        Self::whole("rmd160", Hash::Ripemd160),
+        Self::whole("sm3", Hash::Sm3),
+        Self::whole("streebog256", Hash::Streebog256),
+        Self::whole("streebog512", Hash::Streebog512),
+        Self::whole("wp512", Hash::Whirlpool),
+        Self { len_max: 32, ..Self::whole("wp256", Hash::Whirlpool) },
+        Self { len_max: 48, ..Self::whole("wp384", Hash::Whirlpool) },
+    ];
+
+    /// Other names that the kernel takes.
+    const ALIASES: &[(&str, &str)] = &[("ripemd160", "rmd160"), ("whirlpool", "wp512")];
+
+    const fn whole(name: &'static str, hash: Hash) -> Self {
+        Self { name, hash, len_max: usize::MAX }
+    }
+
+    /// The name in a specification.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    fn parse(name: &str) -> Result<Self, SpecError> {
+        let alias = Self::ALIASES.iter().find(|(alias, _)| *alias == name);
+        let known = alias.map_or(name, |(_, known)| known);
+        Self::ALL.iter().find(|hash| hash.name == known).copied().ok_or_else(|| {
+            SpecError::Unknown {
+                kind: "hash",
+                name: name.to_owned(),
+                known: Self::ALL.iter().map(|hash| hash.name).collect::<Vec<_>>().join(", "),
+            }
+        })
+    }
+
+    /// Length of the digest in bytes.
+    pub(crate) fn digest_len(self) -> usize {
+        self.hash.size().min(self.len_max)
+    }
+
+    /// The digest of a key.
+    pub(crate) fn digest(self, key: &[u8]) -> Zeroizing<Vec<u8>> {
+        self.hash.digest_of_key(key, self.digest_len())
+    }
+}
+
+impl fmt::Display for EssivHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// How the IV of a sector is made from its number.
@@ -160,7 +190,7 @@ pub enum IvMode {
     /// The number of the first cipher block, counted from 1, big-endian.
     Benbi,
     /// `plain64`, encrypted under the hash of the key.
-    Essiv(Hash),
+    Essiv(EssivHash),
     /// The encrypted byte offset of `BitLocker`.
     Eboiv,
     /// `eboiv` with the diffuser of `BitLocker`, which takes the second half of the key.
@@ -192,7 +222,7 @@ impl IvMode {
             ("elephant", _) => Self::Elephant,
             ("lmk", _) => Self::Lmk,
             ("tcw", _) => Self::Tcw,
-            ("essiv", Some(hash)) => Self::Essiv(Hash::parse(hash)?),
+            ("essiv", Some(hash)) => Self::Essiv(EssivHash::parse(hash)?),
             _ => {
                 return Err(SpecError::Unknown {
                     kind: "IV",
@@ -243,6 +273,25 @@ impl Cipher {
         match self {
             Self::Cast5 | Self::Blowfish | Self::Des3Ede => 8,
             _ => 16,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test vector for an empty input in ISO/IEC 10118-3, truncated as in the kernel
+    /// (`crypto/testmgr.h`: `wp256_tv_template`, `wp384_tv_template`).
+    #[test]
+    fn whirlpool_is_cut_to_its_shorter_forms() {
+        let expected = "19fa61d75522a4669b44e39c1d2e1726c530232130d407f89afee0964997f7a7\
+                        3e83be698b288febcf88e3e03c4f0757ea8964e59b63d93708b138cc42a66eb3";
+        for (name, len) in [("whirlpool", 64), ("wp512", 64), ("wp256", 32), ("wp384", 48)] {
+            let hash = EssivHash::parse(name).expect("a known name");
+            let digest = hash.digest(b"");
+            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!((&*hex, hash.digest_len()), (&expected[..2 * len], len), "{name}");
         }
     }
 }

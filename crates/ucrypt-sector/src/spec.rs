@@ -300,7 +300,7 @@ fn form(spec: &str, reason: &'static str) -> SpecError {
 #[cfg(test)]
 mod tests {
     use super::CipherSpec;
-    use crate::{Cipher, Hash, IvMode, Mode, SpecError};
+    use crate::{Cipher, IvMode, Mode, SpecError};
 
     fn parse(text: &str) -> CipherSpec {
         text.parse().unwrap_or_else(|error| panic!("{error}"))
@@ -323,7 +323,8 @@ mod tests {
     #[test]
     fn capi_essiv_is_written_in_two_ways() {
         let spec = parse("capi:essiv(cbc(aes),sha256)-plain64");
-        assert_eq!((spec.mode(), spec.iv()), (Mode::Cbc, IvMode::Essiv(Hash::Sha256)));
+        assert_eq!(spec.mode(), Mode::Cbc);
+        assert!(matches!(spec.iv(), IvMode::Essiv(hash) if hash.name() == "sha256"));
         assert_eq!(parse("capi:cbc(aes)-essiv:sha256").iv(), spec.iv());
     }
 
@@ -400,7 +401,7 @@ mod tests {
     #[test]
     fn essiv_names_its_hash() {
         let spec = parse("aes-cbc-essiv:sha256");
-        assert_eq!(spec.iv(), IvMode::Essiv(Hash::Sha256));
+        assert!(matches!(spec.iv(), IvMode::Essiv(hash) if hash.name() == "sha256"));
         assert_eq!(spec.key_sizes().to_string(), "16, 24 or 32");
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use ucrypt_sector::{Cipher, CipherSpec, Hash, Kernel, Mode};
+use ucrypt_sector::{Cipher, CipherSpec, EssivHash, Kernel, Mode};
 
 /// The shortest time and the smallest buffer: this crate is tested without optimisation.
 const QUICK: &[&str] = &["benchmark", "--time", "1", "--buffer-size", "4096"];
@@ -217,7 +217,7 @@ fn the_page_about_ciphers_names_every_cipher_mode_and_hash() {
     let page = fs::read_to_string(path).unwrap();
     let ciphers = Cipher::ALL.iter().map(|cipher| cipher.name());
     let modes = Mode::ALL.iter().map(|mode| mode.name());
-    let hashes = Hash::ALL.iter().map(|hash| hash.name());
+    let hashes = EssivHash::ALL.iter().map(|hash| hash.name());
     let kernels = Kernel::ALL.iter().map(|kernel| kernel.name());
     for name in ciphers.chain(modes).chain(hashes).chain(kernels) {
         assert!(page.contains(&format!("`{name}`")), "docs/ciphers.md does not name {name}");

@@ -4,7 +4,7 @@
 use crate::area::{STRIPES, material_len};
 use crate::error::{Error, Result};
 use crate::fields::{FieldText, Fields, name, put_text, text};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::kdf::KEY_LEN_MAX;
 use crate::medium::{ReadAt, read_bytes};
 use crate::volume::SECTOR_BYTES;
@@ -226,7 +226,7 @@ impl Header {
             let problem = format!("{key_bytes} is not in 1 to {KEY_LEN_MAX}");
             return Err(Error::damaged("key bytes", problem));
         }
-        if Hash::from_name(&self.hash)?.size() < DIGEST_BYTES {
+        if find_hash(&self.hash)?.size() < DIGEST_BYTES {
             return Err(Error::unsupported("LUKS1 hash", &self.hash));
         }
         let length = material_len(key_bytes, STRIPES);

@@ -5,7 +5,7 @@ use zeroize::Zeroizing;
 use super::header::{Header, SALT_BYTES};
 use crate::area::{Area, STRIPES};
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::kdf::Kdf;
 use crate::keys::NewKey;
 use crate::medium::{Random, fill_random};
@@ -39,7 +39,7 @@ pub(super) fn seal(
     if header.cipher()?.is_null() && !new.passphrase.is_empty() {
         return Err(Error::request("only an empty passphrase goes with the null cipher"));
     }
-    let pbkdf = Pbkdf { hash: Hash::from_name(&header.hash)?, ..new.pbkdf };
+    let pbkdf = Pbkdf { hash: find_hash(&header.hash)?, ..new.pbkdf };
     let kdf = pbkdf.resolve(volume_key.len(), tools.machine, tools.clock)?;
     let Kdf::Pbkdf2 { iterations, .. } = kdf else {
         return Err(Error::unsupported("PBKDF for LUKS1", kdf.name()));
@@ -62,7 +62,7 @@ impl Sealed {
         random: Random<'_>,
     ) -> Result<()> {
         let cipher = header.cipher()?;
-        let hash = Hash::from_name(&header.hash)?;
+        let hash = find_hash(&header.hash)?;
         let area =
             Area { offset: 0, key_len: header.key_bytes, stripes: STRIPES, hash, cipher: &cipher };
         self.material = area.seal_verified(volume_key, &self.area_key, random)?;

@@ -8,7 +8,7 @@
 use super::format::free_keyslots;
 use super::header::{HEADER_BYTES, Header, Keyslot, State};
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::medium::{ReadAt, Write, read_bytes};
 use crate::volume::SECTOR_BYTES;
 
@@ -62,7 +62,7 @@ impl Header {
 
 /// Refuses a header whose names are damaged: the cipher also tells whether the length of its key is right.
 fn check_names(header: &Header) -> Result<()> {
-    Hash::from_name(&header.hash)?;
+    find_hash(&header.hash)?;
     if header.cipher_mode.is_empty() {
         return Err(Error::damaged("cipher mode", "it is empty"));
     }

@@ -10,7 +10,7 @@ use super::header::{DIGEST_BYTES, Header};
 use crate::area::Area;
 use crate::attempt::Attempts;
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::kdf::Kdf;
 use crate::medium::ReadAt;
 use crate::volume::{Format, Segment, Unlocked};
@@ -84,7 +84,7 @@ impl Header {
             offset: keyslot.material_start(),
             key_len: self.key_bytes,
             stripes: keyslot.stripes,
-            hash: Hash::from_name(&self.hash)?,
+            hash: find_hash(&self.hash)?,
             cipher,
         };
         let key = area.open(image, &area_key)?;

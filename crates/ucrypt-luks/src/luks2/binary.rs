@@ -6,7 +6,7 @@ use subtle::ConstantTimeEq;
 use super::copies::Copy;
 use crate::error::{Error, Result};
 use crate::fields::{FieldText, Fields, name, put_text, text};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 
 /// Length of the binary part in bytes.
 pub(crate) const BINARY_BYTES: usize = 4096;
@@ -137,7 +137,7 @@ pub(crate) fn check_place(bytes: &[u8], copy: Copy, offset: u64) -> Result<()> {
 /// The checksum over a whole copy, with the checksum field taken as zeros.
 fn checksum_of(bytes: &[u8]) -> Result<Vec<u8>> {
     let algorithm = name("checksum algorithm", &bytes[ALGORITHM_OFFSET..][..ALGORITHM_BYTES])?;
-    let hash = Hash::from_name(&algorithm)?;
+    let hash = find_hash(&algorithm)?;
     let (front, behind) = bytes.split_at(CHECKSUM_OFFSET);
     Ok(hash.digest(&[front, &[0; CHECKSUM_BYTES], &behind[CHECKSUM_BYTES..]]))
 }

@@ -12,7 +12,7 @@ use super::metadata::{
 use crate::area::{self, Area, STRIPES, parse_cipher};
 use crate::attempt::Attempts;
 use crate::error::{Error, Result};
-use crate::hash::Hash;
+use crate::hash::find_hash;
 use crate::kdf::{KEY_LEN_MAX, Kdf};
 use crate::keys::OpenedKey;
 use crate::medium::ReadAt;
@@ -263,7 +263,7 @@ fn try_keyslot(
         offset: keyslot.area.offset,
         key_len: keyslot.key_size,
         stripes: af.stripes,
-        hash: Hash::from_name(&af.hash)?,
+        hash: find_hash(&af.hash)?,
         cipher: &cipher,
     };
     // Checks the key length against the cipher before the costly derivation.
@@ -280,7 +280,7 @@ fn matches_digest(digest: &Digest, key: &[u8]) -> Result<bool> {
     let kdf = Kdf::Pbkdf2 { hash: hash.clone(), iterations: *iterations };
     // Older versions of cryptsetup wrote 20 bytes for every hash; newer ones write the hash's
     // length. A shorter digest would let wrong keys pass.
-    if stored.len() != 20 && stored.len() != Hash::from_name(hash)?.size() {
+    if stored.len() != 20 && stored.len() != find_hash(hash)?.size() {
         return Err(Error::damaged("JSON/digests", format!("one is {} bytes long", stored.len())));
     }
     let mut computed = vec![0; stored.len()];

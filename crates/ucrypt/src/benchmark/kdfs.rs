@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use ucrypt_luks::{Cost, Hash, KEY_LEN_MAX, Kdf, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind, Time};
+use ucrypt_luks::{
+    Cost, Hash, KEY_LEN_MAX, Kdf, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind, Time, find_hash,
+};
 use zeroize::Zeroizing;
 
 use super::BenchmarkArgs;
@@ -90,7 +92,7 @@ fn kind(name: &str) -> Result<PbkdfKind, Failure> {
 }
 
 fn hash(name: &str) -> Result<Hash, Failure> {
-    Hash::from_name(name).map_err(|error| {
+    find_hash(name).map_err(|error| {
         let names: Vec<_> = Hash::ALL.iter().map(|hash| hash.name()).collect();
         Failure::wrong(format!("{error}; known are {}", names.join(", ")))
     })

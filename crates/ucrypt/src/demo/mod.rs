@@ -18,7 +18,7 @@ use ucrypt_export::fuse::{FuseExport, FuseOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_lab::nbd_client::NbdClient;
 use ucrypt_luks::luks2;
-use ucrypt_luks::{Cost, Hash, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked};
+use ucrypt_luks::{Cost, Header, Machine, NewVolume, Pbkdf, PbkdfKind, Tools, Unlocked, find_hash};
 
 use crate::ending::{flush, signals};
 use crate::failure::Failure;
@@ -161,7 +161,7 @@ fn format(image: &FileBackend) -> Result<Unlocked, Failure> {
     random(&mut passphrase).map_err(Failure::device)?;
     let pbkdf = Pbkdf {
         kind: PbkdfKind::Argon2id,
-        hash: Hash::from_name("sha256")?,
+        hash: find_hash("sha256")?,
         // A throw-away key needs no more than cryptsetup's minimum.
         cost: Cost::Iterations(ucrypt_luks::ARGON2_TIME_MIN),
         memory_kib: 65536,

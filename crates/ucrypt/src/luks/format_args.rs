@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_image::new_header::check_apart;
-use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES};
+use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES, find_hash};
 use ucrypt_sector::{CipherSpec, Mode};
 
 use super::new_key_args::area;
@@ -160,7 +160,7 @@ impl FormatArgs {
     }
 
     pub(super) fn hash(&self) -> Result<Hash, Failure> {
-        Ok(Hash::from_name(&self.hash)?)
+        Ok(find_hash(&self.hash)?)
     }
 
     /// The key derivation of the first keyslot.

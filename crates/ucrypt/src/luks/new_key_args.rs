@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ucrypt_image::new_header::check_apart;
-use ucrypt_luks::{Format, Hash, NewKey};
+use ucrypt_luks::{Format, NewKey, find_hash};
 use ucrypt_sector::CipherSpec;
 
 use super::pbkdf_args::PbkdfArgs;
@@ -138,7 +138,7 @@ impl KeyslotArgs {
         format: Format,
         passphrase: &'a [u8],
     ) -> Result<NewKey<'a>, Failure> {
-        let hash = Hash::from_name(self.hash.as_deref().unwrap_or(HASH))?;
+        let hash = find_hash(self.hash.as_deref().unwrap_or(HASH))?;
         let pbkdf = self.pbkdf.pbkdf(format, hash)?;
         let area = area(self.keyslot_cipher.as_deref(), self.keyslot_key_size)?;
         Ok(NewKey { passphrase, pbkdf, area })

@@ -43,9 +43,8 @@ impl FixedOutput for Md5Sha1 {
 
 #[cfg(test)]
 mod tests {
-    use crate::dump::hex;
     use crate::hash::Hash;
-    use crate::json::Json;
+    use crate::hash::tests::assert_hex;
 
     /// Python's `hashlib` on OpenSSL 3: `new("md5-sha1", b"abc")`, and
     /// `pbkdf2_hmac("md5-sha1", b"password", b"salt", 1000, 40)`.
@@ -53,11 +52,11 @@ mod tests {
     fn digests_and_keys_are_those_of_openssl() {
         let digest = Hash::Md5Sha1.digest(&[b"a", b"bc"]);
         let expected = "900150983cd24fb0d6963f7d28e17f72a9993e364706816aba3e25717850c26c9cd0d89d";
-        assert_eq!(hex(&digest), Json::from(expected));
+        assert_hex(&digest, expected);
         let mut key = [0; 40];
         Hash::Md5Sha1.pbkdf2(b"password", b"salt", 1000, &mut key);
         let expected =
             "937d71c0c5aab164b4bac7f20e8936dfcc9e6f17f2386b0ad68378958277f7fe0e1555be30e9d949";
-        assert_eq!(hex(&key), Json::from(expected));
+        assert_hex(&key, expected);
     }
 }
