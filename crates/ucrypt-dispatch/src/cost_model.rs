@@ -8,7 +8,8 @@ use crate::explorer::{Load, MayGain};
 use crate::policy::{Context, Target, Work};
 use crate::request::Op;
 use crate::tuning::{
-    BACKLOG_SHARE, CACHE_BYTES, IN_FLIGHT_MANY, IN_FLIGHT_MIN, JOIN_WORTH, PAGE_BYTES, WRONG,
+    BACKLOG_SHARE, CACHE_BYTES, IN_FLIGHT_REQUESTS_MANY, IN_FLIGHT_REQUESTS_MIN,
+    JOIN_WORTH_OPERATIONS, PAGE_BYTES, WRONG_FACTOR,
 };
 
 /// The inputs of a decision.
@@ -103,8 +104,8 @@ impl CostModel<'_> {
             return (u32::MAX, f64::INFINITY);
         }
         let in_flight = self.context.in_flight;
-        let stay = if in_flight >= IN_FLIGHT_MANY { 2 } else { IN_FLIGHT_MIN };
-        (in_flight / stay, JOIN_WORTH * self.operation_ns / self.cipher_ns(1.0))
+        let stay = if in_flight >= IN_FLIGHT_REQUESTS_MANY { 2 } else { IN_FLIGHT_REQUESTS_MIN };
+        (in_flight / stay, JOIN_WORTH_OPERATIONS * self.operation_ns / self.cipher_ns(1.0))
     }
 
     /// Offloads a chunk if a worker would finish it before this thread does. With other requests in
@@ -158,7 +159,8 @@ impl CostModel<'_> {
     fn have_enough(&self, work: &Work) -> bool {
         let each_has = work.offloaded_bytes as f64 / f64::from(work.awake);
         let in_flight = f64::from(self.context.in_flight);
-        each_has > work.bytes as f64 * (in_flight * BACKLOG_SHARE).max(f64::from(IN_FLIGHT_MIN))
+        each_has
+            > work.bytes as f64 * (in_flight * BACKLOG_SHARE).max(f64::from(IN_FLIGHT_REQUESTS_MIN))
     }
 
     /// Time for which this thread copies other encrypted chunks before it gets to this one, if the
@@ -212,16 +214,16 @@ impl CostModel<'_> {
         bytes * self.estimates.worker_ns_per_byte(self.context.op != Op::Read)
     }
 
-    /// What could pay off under a load if the estimates were wrong by a factor of [`WRONG`]. Not
+    /// What could pay off under a load if the estimates were wrong by a factor of [`WRONG_FACTOR`]. Not
     /// splitting costs a request at most its cipher's time, so it is tried where a request takes
-    /// [`WRONG`] times as long.
+    /// [`WRONG_FACTOR`] times as long.
     pub(crate) fn may_gain(estimates: &Estimates, load: &Load, has_workers: bool) -> MayGain {
         let cipher_ns = load.bytes * estimates.cipher_ns_per_byte(load.is_write());
         let offload_ns =
             if load.depth < 2 { estimates.wake_latency_ns(0) } else { estimates.enqueue_cost_ns() };
         MayGain {
-            offload: has_workers && cipher_ns * WRONG > offload_ns,
-            whole: load.each_ns > cipher_ns * WRONG,
+            offload: has_workers && cipher_ns * WRONG_FACTOR > offload_ns,
+            whole: load.each_ns > cipher_ns * WRONG_FACTOR,
         }
     }
 }

@@ -1,10 +1,5 @@
 //! The surroundings of a machine: its bounds, its backend, its workers.
 
-/// Unit of memory for zeroes, in 512-byte sectors (32 KiB). A chunk takes whole units, so that no
-/// gap between two chunks is too small for a third. Half of this would allow more small writes of
-/// zeroes under way, but cut large ones into twice as many buffers.
-pub const ZEROES_UNIT_SECTORS: u64 = 64;
-
 /// Bounds of a machine, fixed at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bounds {
@@ -15,7 +10,7 @@ pub struct Bounds {
     /// Largest operation of the backend, in 512-byte sectors; a multiple of `sector_sectors`.
     pub transfer_sectors_max: u64,
     /// Maximum number of 512-byte sectors of [`Op::EncryptZeroes`](crate::Op::EncryptZeroes) under
-    /// way, each chunk rounded up to [`ZEROES_UNIT_SECTORS`]; at least two of these units. A chunk
+    /// way, each chunk rounded up to [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS); at least two of these units. A chunk
     /// has at most half of them. The caller has memory for as many.
     pub zeroes_sectors_max: u64,
     /// Length of an encrypted sector, in 512-byte sectors: chunks are whole multiples of it.

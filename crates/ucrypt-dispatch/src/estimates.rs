@@ -7,8 +7,8 @@
 //! two ways to do the same, and a request is done only one way.
 
 use crate::tuning::{
-    CIPHER_NS_PER_BYTE, DRIFT, ENQUEUE_COST_NS, OUTLIER, SLEEPS_NS, WAKE_COST_SHARE,
-    WAKE_LATENCY_NS, WEIGHT,
+    CIPHER_NS_PER_BYTE, DRIFT_WEIGHT, ENQUEUE_COST_NS, OUTLIER_FACTOR, SAMPLE_WEIGHT, SLEEPS_NS,
+    WAKE_COST_SHARE, WAKE_LATENCY_NS,
 };
 
 /// Number of size classes: powers of two, from 512 bytes to 512 MiB.
@@ -33,15 +33,15 @@ impl Average {
         self.value = if self.samples == 0 {
             sample
         } else {
-            let sample = sample.min(self.value * OUTLIER + 1.0);
-            self.value + (sample - self.value) * WEIGHT
+            let sample = sample.min(self.value * OUTLIER_FACTOR + 1.0);
+            self.value + (sample - self.value) * SAMPLE_WEIGHT
         };
         self.samples += 1;
     }
 
     /// Moves the average towards `value`: old samples are forgotten slowly.
     fn drift_to(&mut self, value: f64) {
-        self.value += (value - self.value) * DRIFT;
+        self.value += (value - self.value) * DRIFT_WEIGHT;
     }
 
     /// The average, or `default` before the first sample.

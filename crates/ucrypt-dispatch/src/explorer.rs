@@ -15,7 +15,8 @@
 use crate::request::Op;
 use crate::trials::Trials;
 use crate::tuning::{
-    COARSE, DEPTHS, EPOCH_NS_MIN, EPOCH_REQUESTS_ENOUGH, EPOCH_REQUESTS_MIN, LENGTHS,
+    COARSE_FACTOR, DEPTHS_REQUESTS, EPOCH_ENOUGH_FACTOR, EPOCH_NS_MIN, EPOCH_REQUESTS_MIN,
+    LENGTHS_BYTES,
 };
 
 /// What decides about the requests of an epoch.
@@ -27,7 +28,7 @@ pub(crate) enum Arm {
     /// joins are as long as the requests in flight allow. On a memory card, one more command may
     /// cost a thousand times the assumed cost.
     Whole,
-    /// The cost model, with the assumed cost of one more operation multiplied by [`COARSE`]: about
+    /// The cost model, with the assumed cost of one more operation multiplied by [`COARSE_FACTOR`]: about
     /// half as many chunks, and longer joins.
     Coarse,
     /// Every chunk inline, on the thread that has the request.
@@ -42,7 +43,7 @@ impl Arm {
     /// The factor on the cost that the model assumes for one more operation.
     pub(crate) fn operation_factor(self) -> f64 {
         match self {
-            Self::Coarse => COARSE,
+            Self::Coarse => COARSE_FACTOR,
             Self::Whole => f64::INFINITY,
             Self::Model | Self::AllInline | Self::AllOffload => 1.0,
         }
@@ -85,14 +86,14 @@ impl Load {
             (0, _) => 1,
             _ => 2,
         };
-        let length = LENGTHS.partition_point(|&from| from <= self.bytes);
-        let depth = DEPTHS.partition_point(|&from| from <= self.depth);
-        (direction * (LENGTHS.len() + 1) + length) * (DEPTHS.len() + 1) + depth
+        let length = LENGTHS_BYTES.partition_point(|&from| from <= self.bytes);
+        let depth = DEPTHS_REQUESTS.partition_point(|&from| from <= self.depth);
+        (direction * (LENGTHS_BYTES.len() + 1) + length) * (DEPTHS_REQUESTS.len() + 1) + depth
     }
 }
 
 /// Number of load classes: reads, writes and both; lengths; depths.
-const LOADS: usize = 3 * (LENGTHS.len() + 1) * (DEPTHS.len() + 1);
+const LOADS: usize = 3 * (LENGTHS_BYTES.len() + 1) * (DEPTHS_REQUESTS.len() + 1);
 
 /// The requests that ended in an epoch.
 #[derive(Debug, Clone, Copy, Default)]
@@ -229,7 +230,7 @@ impl Explorer {
         self.epoch.depth = depth.max(in_flight);
         let enough = if self.settles { 0 } else { EPOCH_REQUESTS_MIN.max(depth) };
         let full =
-            in_flight >= depth || requests >= EPOCH_REQUESTS_ENOUGH * EPOCH_REQUESTS_MIN.max(depth);
+            in_flight >= depth || requests >= EPOCH_ENOUGH_FACTOR * EPOCH_REQUESTS_MIN.max(depth);
         let short = !self.settles && self.epoch.spent_ns < EPOCH_NS_MIN;
         if self.left_over > 0 || short || requests < enough || !full {
             return;

@@ -12,14 +12,7 @@
 //! | `inline-8k-free` | dm-verity (`try_verify_in_tasklet`): up to 8 KiB inline unless the thread has other work |
 
 use crate::policy::{Context, Policy, Split, Target, Work};
-
-/// The length at which dm-crypt splits requests since 2024 (`max_read_size`, `max_write_size`):
-/// 128 KiB, in 512-byte sectors.
-const SPLIT_SECTORS: u64 = 256;
-
-/// The length up to which Crucible (`MIN_DEFER_SIZE_BYTES`) and dm-verity (`use_bh_bytes`) treat a
-/// chunk as short.
-const SHORT_BYTES: u64 = 8192;
+use crate::tuning::{DM_CRYPT_SPLIT_SECTORS, SHORT_BYTES_MAX};
 
 /// A fixed policy; see the module's comment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,7 +81,7 @@ impl Policy for Fixed {
         match *self {
             Self::Inline | Self::ShortIfIdle | Self::ShortIfFree => whole,
             Self::SameCpu { sorted } | Self::Unbound { sorted } => {
-                Split { chunk_sectors: SPLIT_SECTORS, ordered: sorted, ..whole }
+                Split { chunk_sectors: DM_CRYPT_SPLIT_SECTORS, ordered: sorted, ..whole }
             }
             Self::Merge => Split { join_requests: u32::MAX, ..whole },
         }
@@ -96,7 +89,7 @@ impl Policy for Fixed {
 
     fn target(&self, _: &Context<'_>, work: &Work) -> Target {
         let short_if = |rule: bool| {
-            if rule && work.bytes <= SHORT_BYTES { Target::Inline } else { Target::Offload }
+            if rule && work.bytes <= SHORT_BYTES_MAX { Target::Inline } else { Target::Offload }
         };
         match self {
             Self::Inline | Self::Merge => Target::Inline,

@@ -59,12 +59,12 @@
 use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
-use crate::environment::{BackendTraits, Bounds, Environment, ZEROES_UNIT_SECTORS};
+use crate::environment::{BackendTraits, Bounds, Environment};
 use crate::policy::{CipherDone, Context, Policy, Target, WakeLatency, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
-use crate::tuning::SLEEPS_NS;
+use crate::tuning::{SLEEPS_NS, ZEROES_UNIT_SECTORS};
 use crate::writers::Writers;
 
 mod describe;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::chunk::ChunkId;
-use crate::tuning::{LOOK_AHEAD, SPIN_NS};
+use crate::tuning::{LOOK_AHEAD_CHUNKS, SPIN_NS};
 
 /// See the module's comment.
 #[derive(Debug)]
@@ -51,9 +51,9 @@ impl ReadyQueue {
         self.arrived.front().or(self.fresh.front()).copied()
     }
 
-    /// The first chunks in line, at most [`LOOK_AHEAD`].
+    /// The first chunks in line, at most [`LOOK_AHEAD_CHUNKS`].
     pub(crate) fn front(&self) -> impl Iterator<Item = ChunkId> {
-        self.arrived.iter().chain(&self.fresh).take(LOOK_AHEAD).copied()
+        self.arrived.iter().chain(&self.fresh).take(LOOK_AHEAD_CHUNKS).copied()
     }
 
     /// Removes the chunk at position `at`.

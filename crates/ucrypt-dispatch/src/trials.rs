@@ -5,9 +5,9 @@
 //! of a trial is its best epoch, because stalls only lengthen one.
 
 use crate::tuning::{
-    BETTER, CLOSE, DEAR, HOPELESS, PAUSE_EPOCHS, PAUSE_EPOCHS_FIRST, PAUSE_EPOCHS_MAX,
-    PAUSE_EPOCHS_MIN, SLOW_SHARE, SLOW_SHARE_FIRST, TRIAL_EPOCHS, TRIAL_NS, WEIGHT_BETTER,
-    WEIGHT_WORSE, WORSE_MAX,
+    BETTER_FACTOR, CLOSE_SHARE, DEAR_FACTOR, HOPELESS_FACTORS, PAUSE_EPOCHS, PAUSE_EPOCHS_FIRST,
+    PAUSE_EPOCHS_MAX, PAUSE_EPOCHS_MIN, SLOW_FIRST_ONE_IN, SLOW_ONE_IN, TRIAL_EPOCHS, TRIAL_NS,
+    WEIGHT_BETTER, WEIGHT_WORSE, WORSE_FACTOR_MAX,
 };
 
 /// Results of one arm.
@@ -35,7 +35,7 @@ impl Outcome {
             first if self.epochs == 1 => first,
             any if self.epochs <= TRIAL_EPOCHS => any.min(was),
             better if better < was => was + (better - was) * WEIGHT_BETTER,
-            worse => was + (worse.min(was * WORSE_MAX) - was) * WEIGHT_WORSE,
+            worse => was + (worse.min(was * WORSE_FACTOR_MAX) - was) * WEIGHT_WORSE,
         };
     }
 
@@ -43,11 +43,11 @@ impl Outcome {
     fn lose(&mut self, best_ns: f64) {
         let behind = (self.each_ns / best_ns - 1.0).max(0.0);
         self.paused = match self.paused {
-            0 if behind < CLOSE => PAUSE_EPOCHS_FIRST,
+            0 if behind < CLOSE_SHARE => PAUSE_EPOCHS_FIRST,
             before => (2 * before).clamp(PAUSE_EPOCHS, PAUSE_EPOCHS_MAX),
         };
         #[expect(clippy::cast_sign_loss, reason = "no factor is negative")]
-        let pause = (f64::from(self.paused) * (1.0 + DEAR * behind)) as u32;
+        let pause = (f64::from(self.paused) * (1.0 + DEAR_FACTOR * behind)) as u32;
         self.pause = pause;
     }
 }
@@ -82,7 +82,7 @@ impl<const ARMS: usize> Trials<ARMS> {
     /// Whether a trial of that arm would take too much of the time that there was so far.
     fn is_too_early(&self, arm: usize) -> bool {
         let is_first = self.outcomes[arm].each_ns == 0.0;
-        let share = if is_first { SLOW_SHARE_FIRST } else { SLOW_SHARE };
+        let share = if is_first { SLOW_FIRST_ONE_IN } else { SLOW_ONE_IN };
         let others_ns = self.others_ns.saturating_add(self.epoch_ns);
         self.epoch_ns > TRIAL_NS && others_ns.saturating_mul(share) > self.total_ns
     }
@@ -103,14 +103,14 @@ impl<const ARMS: usize> Trials<ARMS> {
     pub(crate) fn next(&mut self, now: usize) -> usize {
         let each_ns = |arm: usize| match self.outcomes[arm].each_ns {
             0.0 => f64::INFINITY,
-            ns if arm == self.best => ns * BETTER,
+            ns if arm == self.best => ns * BETTER_FACTOR,
             ns => ns,
         };
         let best = (0..ARMS).min_by(|&a, &b| each_ns(a).total_cmp(&each_ns(b)));
         self.best = best.unwrap_or(now);
         let best_ns = self.outcomes[self.best].each_ns;
         let Outcome { each_ns, epochs, spent_ns, .. } = self.outcomes[now];
-        let most = HOPELESS[(epochs as usize).clamp(1, HOPELESS.len()) - 1];
+        let most = HOPELESS_FACTORS[(epochs as usize).clamp(1, HOPELESS_FACTORS.len()) - 1];
         let is_hopeless = each_ns > best_ns * most;
         if epochs < TRIAL_EPOCHS && spent_ns < TRIAL_NS && !is_hopeless {
             return now;

@@ -4,8 +4,8 @@
 //! "Halved" and "doubled" say how far that moves the throughput of the 144 cells of `grid --quick`
 //! in virtual time; for the explorer, also how much longer than with the fastest arm the first 20 000
 //! requests of its own test take (2.4 % with the constants as they are). The tables are in
-//! `docs/reports/2026-11-22-dispatch.md` and `docs/reports/2026-11-24-constants.md`. Borders between
-//! classes, and lengths of tables, have no such figures.
+//! `docs/reports/2026-11-22-dispatch.md`, `docs/reports/2026-11-24-constants.md` (both with the names
+//! of then) and `docs/reports/2026-11-27-constants.md`.
 
 // The cost model.
 
@@ -25,15 +25,15 @@ pub(crate) const PAGE_BYTES: f64 = 4096.0;
 
 /// Requests in flight that keep a device busy: fewer are never joined into one.
 /// Halved: no change. Doubled: 0.971 to 1.020.
-pub(crate) const IN_FLIGHT_MIN: u32 = 4;
+pub(crate) const IN_FLIGHT_REQUESTS_MIN: u32 = 4;
 
 /// Requests in flight that keep the workers busy too, besides the device.
 /// Halved or doubled: no change at the depths 1 and 32.
-pub(crate) const IN_FLIGHT_MANY: u32 = 16;
+pub(crate) const IN_FLIGHT_REQUESTS_MANY: u32 = 16;
 
 /// The transform of a joined chunk takes at most this many times as long as an operation costs.
 /// Halved: 0.919 to 1.069. Doubled: 0.838 to 1.023.
-pub(crate) const JOIN_WORTH: f64 = 8.0;
+pub(crate) const JOIN_WORTH_OPERATIONS: f64 = 8.0;
 
 /// The share of all requests in flight that each awake worker may have waiting before this thread
 /// transforms the next chunk itself.
@@ -47,7 +47,7 @@ pub const OPERATION_NS: f64 = 1_500.0;
 
 /// Factor by which an estimate may be wrong, including what it leaves out.
 /// Halved or doubled: no change.
-pub(crate) const WRONG: f64 = 3.0;
+pub(crate) const WRONG_FACTOR: f64 = 3.0;
 
 /// How long a worker without work stays awake, in nanoseconds.
 /// Halved or doubled: no change.
@@ -55,36 +55,64 @@ pub(crate) const SPIN_NS: u64 = 4_000;
 
 /// Ready chunks that are scanned for one to offload.
 /// Halved or doubled: no change.
-pub(crate) const LOOK_AHEAD: usize = 32;
+pub(crate) const LOOK_AHEAD_CHUNKS: usize = 32;
 
 /// Waiting requests that are scanned for a neighbour to join.
 /// Halved or doubled: no change.
-pub(crate) const JOIN_SCAN: usize = 32;
+pub(crate) const JOIN_SCAN_REQUESTS: usize = 32;
 
 // The order of writes.
 
 /// Sequential writers that are told apart. With more, some writes of each count as random.
+/// Halved or doubled: no change (a cell has one writer).
 pub(crate) const WRITERS_MAX: usize = 32;
 
 /// Writes in a row that continued no other, after which the next such one is random. Until then it
 /// counts as the beginning of a sequence, which the writes that continue it must not overtake.
 /// Halved or doubled: no change.
-pub(crate) const RANDOM_MIN: u32 = 4;
+pub(crate) const RANDOM_WRITES_MIN: u32 = 4;
+
+// Zeroes. No cell of the grid writes them.
+
+/// Unit of memory for zeroes, in 512-byte sectors (32 KiB). A chunk takes whole units, so that no
+/// gap between two chunks is too small for a third. Halved, more small writes of zeroes are under
+/// way, but large ones are cut into twice as many buffers.
+/// Not measured.
+pub const ZEROES_UNIT_SECTORS: u64 = 64;
+
+/// Chunks of one write of zeroes under way at once: one that is encrypted, and one that is written.
+/// Such a write brings no buffer of its own size, so each chunk borrows one from the queue, which
+/// other requests need too. In virtual time, writes of zeroes of 64 KiB to 8 MiB at depths 1 to 16:
+/// Halved: 0.175 to 1.000. Doubled: 0.982 to 5.704, because a request then keeps the memory until
+/// it ends: sequential for a rotating disk, but others wait for all of a long one.
+pub(crate) const ZEROES_CHUNKS_MAX: u32 = 2;
+
+// The fixed policies: figures of others, which are what these policies are.
+
+/// The length at which dm-crypt splits requests since 2024 (`max_read_size`, `max_write_size`):
+/// 128 KiB, in 512-byte sectors.
+/// Halved: `unbound` 0.883 to 1.180. Doubled: 0.648 to 1.082.
+pub(crate) const DM_CRYPT_SPLIT_SECTORS: u64 = 256;
+
+/// The length in bytes up to which Crucible (`MIN_DEFER_SIZE_BYTES`) and dm-verity (`use_bh_bytes`)
+/// treat a chunk as short.
+/// Halved or doubled: no change (the cells have 4 KiB, 64 KiB and 1 MiB).
+pub(crate) const SHORT_BYTES_MAX: u64 = 8192;
 
 // Averages.
 
 /// Weight of a new sample.
 /// Halved: 0.989 to 1.002. Doubled: 0.983 to 1.063.
-pub(crate) const WEIGHT: f64 = 1.0 / 8.0;
+pub(crate) const SAMPLE_WEIGHT: f64 = 1.0 / 8.0;
 
 /// A sample counts for at most this many times the present value.
 /// Halved or doubled: no change.
-pub(crate) const OUTLIER: f64 = 4.0;
+pub(crate) const OUTLIER_FACTOR: f64 = 4.0;
 
 /// Weight with which a worker's speed drifts towards this thread's with each inline chunk, so that
 /// workers are tried again now and then.
 /// Halved or doubled: no change.
-pub(crate) const DRIFT: f64 = 1.0 / 1024.0;
+pub(crate) const DRIFT_WEIGHT: f64 = 1.0 / 1024.0;
 
 /// Cipher time in nanoseconds per byte before it is measured: a slow cipher, so that the first
 /// decisions are careful.
@@ -101,6 +129,7 @@ pub(crate) const WAKE_COST_SHARE: f64 = 0.25;
 
 /// Borders between the wake latencies, in nanoseconds for which the workers have slept: idle cores
 /// sleep deeper with time, and in a virtual machine the host halts them.
+/// Halved: no change. Doubled: 0.994 to 1.063.
 pub(crate) const SLEEPS_NS: [u64; 2] = [100_000, 1_000_000];
 
 /// Time to give a chunk to an awake worker and take it back, in nanoseconds, before it is measured.
@@ -114,7 +143,7 @@ pub(crate) const ENQUEUE_COST_NS: f64 = 400.0;
 /// chunks of a request that needs two. Adding 16 times the assumed cost improved no cell of the
 /// grid by itself.
 /// Halved: 0.966 to 1.004, 2.4 %. Doubled: 0.975 to 1.008, 2.4 %.
-pub(crate) const COARSE: f64 = 4.0;
+pub(crate) const COARSE_FACTOR: f64 = 4.0;
 
 /// Minimum requests of an epoch; it also has at least as many as are in flight. (With four after
 /// 100 ms, one stall hides the best arm of a slow disk for minutes.)
@@ -123,15 +152,16 @@ pub(crate) const EPOCH_REQUESTS_MIN: u32 = 16;
 
 /// An epoch with this many times the minimum requests ends however many are in flight.
 /// Halved or doubled: no change.
-pub(crate) const EPOCH_REQUESTS_ENOUGH: u32 = 4;
+pub(crate) const EPOCH_ENOUGH_FACTOR: u32 = 4;
 
 /// Shortest epoch, in nanoseconds: longer than the usual disturbances of a thread.
 /// Halved: 0.983 to 1.024, 1.6 %. Doubled: 0.912 to 1.005, 3.7 %.
 pub(crate) const EPOCH_NS_MIN: u64 = 100_000;
 
 /// Lower bounds of the load classes: mean length in bytes, and depth.
-pub(crate) const LENGTHS: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
-pub(crate) const DEPTHS: [u32; 3] = [2, 6, 24];
+/// Halved or doubled: no change (a cell has one load).
+pub(crate) const LENGTHS_BYTES: [f64; 4] = [6e3, 24e3, 96e3, 384e3];
+pub(crate) const DEPTHS_REQUESTS: [u32; 3] = [2, 6, 24];
 
 /// Epochs of a trial.
 /// Halved: 0.950 to 1.063, 1.8 %. Doubled: 0.916 to 1.060, 3.3 %.
@@ -144,25 +174,25 @@ pub(crate) const TRIAL_NS: u64 = 10_000_000;
 /// A trial ends early if the arm takes this many times as long as the best one after one, two, or
 /// more epochs: a stall may have fallen into the first ones.
 /// Halved: 0.994 to 1.072, 2.0 %. Doubled: no change, 2.7 %.
-pub(crate) const HOPELESS: [f64; 3] = [8.0, 4.0, 1.5];
+pub(crate) const HOPELESS_FACTORS: [f64; 3] = [8.0, 4.0, 1.5];
 
 /// Where one epoch takes longer than a trial may, the trials so far and the next one take at most
 /// one part in this many of all the time: few requests are not to be spent on trials.
 /// Halved: no change, 2.7 %. Doubled: no change, 2.4 %.
-pub(crate) const SLOW_SHARE: u64 = 10;
+pub(crate) const SLOW_ONE_IN: u64 = 10;
 
 /// The same for the first trial of an arm, which may come sooner, because nothing is known of it.
 /// Halved: no change, 2.2 %. Doubled: no change, 2.4 %.
-pub(crate) const SLOW_SHARE_FIRST: u64 = 4;
+pub(crate) const SLOW_FIRST_ONE_IN: u64 = 4;
 
-/// Epochs until an arm is tried again that has lost for the first time, by less than [`CLOSE`]: one
+/// Epochs until an arm is tried again that has lost for the first time, by less than [`CLOSE_SHARE`]: one
 /// trial says little.
 /// Halved: 0.973 to 1.041, 2.3 %. Doubled: 0.981 to 1.010, 2.8 %.
 pub(crate) const PAUSE_EPOCHS_FIRST: u32 = 32;
 
 /// How much longer an arm may take than the best, as a share of it, and still be close.
 /// Halved: no change, 2.0 %. Doubled: no change, 2.5 %.
-pub(crate) const CLOSE: f64 = 0.5;
+pub(crate) const CLOSE_SHARE: f64 = 0.5;
 
 /// Epochs until any other arm that has lost is tried again.
 /// Halved: no change, 2.4 %. Doubled: no change, 2.4 %.
@@ -173,9 +203,9 @@ pub(crate) const PAUSE_EPOCHS: u32 = 512;
 pub(crate) const PAUSE_EPOCHS_MAX: u32 = 8192;
 
 /// Lengthens the pause of a slow arm, so that trials cost less than 1 %: an arm that takes twice as
-/// long pauses for `1 + DEAR` times as many epochs.
+/// long pauses for `1 + DEAR_FACTOR` times as many epochs.
 /// Halved: 0.993 to 1.010, 2.3 %. Doubled: 0.989 to 1.010, 2.8 %.
-pub(crate) const DEAR: f64 = 8.0;
+pub(crate) const DEAR_FACTOR: f64 = 8.0;
 
 /// Shortest pause, in epochs, of an arm that cannot pay off now or does the same as the first.
 /// Halved: 0.950 to 1.002, 2.4 %. Doubled: no change, 2.4 %.
@@ -183,7 +213,7 @@ pub(crate) const PAUSE_EPOCHS_MIN: u32 = 2;
 
 /// 2 % hysteresis: another arm has to be faster by this factor.
 /// Halved: 0.987 to 1.018, 2.4 %. Doubled: 0.961 to 1.035, 2.3 %.
-pub(crate) const BETTER: f64 = 0.98;
+pub(crate) const BETTER_FACTOR: f64 = 0.98;
 
 /// Weight of a new result after the trial, if better.
 /// Halved: 0.998 to 1.035, 2.4 %. Doubled: 0.990 to 1.009, 2.3 %.
@@ -196,4 +226,4 @@ pub(crate) const WEIGHT_WORSE: f64 = 0.125;
 /// A worse result counts for at most this many times the present value: a stall says nothing about
 /// an arm.
 /// Halved: no change, 2.3 %. Doubled: 0.998 to 1.114, 2.8 %.
-pub(crate) const WORSE_MAX: f64 = 1.25;
+pub(crate) const WORSE_FACTOR_MAX: f64 = 1.25;

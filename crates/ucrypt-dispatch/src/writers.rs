@@ -1,6 +1,6 @@
 //! Tells sequential writes from random ones by where the last writes ended.
 
-use crate::tuning::{RANDOM_MIN, WRITERS_MAX};
+use crate::tuning::{RANDOM_WRITES_MIN, WRITERS_MAX};
 
 /// Where recent writes ended.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Writers {
     /// continues a recent one, or others lately did.
     pub(crate) fn is_sequential(&mut self, start: u64, end: u64) -> bool {
         let continues = self.continues(start, end);
-        let is_stranger = !continues && self.strangers >= RANDOM_MIN;
+        let is_stranger = !continues && self.strangers >= RANDOM_WRITES_MIN;
         self.strangers = if continues { 0 } else { self.strangers.saturating_add(1) };
         !is_stranger
     }

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How often queues look for spare cores until a queue that sleeps is thought to need no core.
-const LOOKS: u32 = 64;
+use crate::tuning::TOGETHER_LOOKS;
 
 /// Counts the queues that are awake. A queue that was awake beside others a moment ago counts too
 /// while it sleeps: its next request is on its way, and a worker would take its core.
@@ -30,7 +29,7 @@ impl Cores {
         let awake = self.awake.fetch_sub(1, Ordering::Relaxed);
         let (together, looks) = self.together();
         if awake > 1 && (awake >= together || looks == 0) {
-            self.set_together(awake, LOOKS);
+            self.set_together(awake, TOGETHER_LOOKS);
         }
     }
 
@@ -86,7 +85,7 @@ mod tests {
         let cores = Cores::new(4);
         (0..3).for_each(|_| cores.awake());
         // Two sleep for one look after each other, again and again.
-        for _ in 0..10 * LOOKS {
+        for _ in 0..10 * TOGETHER_LOOKS {
             cores.asleep();
             cores.asleep();
             assert_eq!(cores.spare(false), 1);
@@ -96,9 +95,9 @@ mod tests {
         // From now on two are awake, later one.
         cores.asleep();
         let looks_until = |spare| (1..1000).find(|_| cores.spare(false) == spare).unwrap();
-        assert_eq!(looks_until(2), LOOKS + 1);
+        assert_eq!(looks_until(2), TOGETHER_LOOKS + 1);
         cores.asleep();
-        assert_eq!(looks_until(3), LOOKS + 1);
+        assert_eq!(looks_until(3), TOGETHER_LOOKS + 1);
         assert_eq!(cores.spare(false), 3);
     }
 }

@@ -5,8 +5,7 @@
 
 use crossbeam_queue::ArrayQueue;
 
-/// Maximum number of jobs in each ring. A queue of depth 1024 may hand over all its chunks.
-const JOBS_MAX: usize = 1024;
+use crate::tuning::RING_JOBS_MAX;
 
 /// Bounded rings of jobs: one for any worker, and lanes, each for one worker. They take no lock.
 #[derive(Debug)]
@@ -19,8 +18,8 @@ impl<T> JobRings<T> {
     /// Empty rings, with this many lanes.
     pub fn new(lanes: usize) -> Self {
         Self {
-            shared: ArrayQueue::new(JOBS_MAX),
-            lanes: (0..lanes).map(|_| ArrayQueue::new(JOBS_MAX)).collect(),
+            shared: ArrayQueue::new(RING_JOBS_MAX),
+            lanes: (0..lanes).map(|_| ArrayQueue::new(RING_JOBS_MAX)).collect(),
         }
     }
 
@@ -77,15 +76,15 @@ mod tests {
     #[test]
     fn a_full_ring_refuses_a_job_and_gives_jobs_out_in_their_order() {
         let rings = JobRings::new(1);
-        for job in 0..JOBS_MAX {
+        for job in 0..RING_JOBS_MAX {
             assert_eq!((rings.push(job), rings.push_to(0, job)), (Ok(()), Ok(())));
         }
         assert_eq!(
             (rings.push(7), rings.push_to(0, 8), rings.push_to(1, 9)),
             (Err(7), Err(8), Err(9))
         );
-        assert_eq!(rings.waiting(), JOBS_MAX);
-        for job in 0..JOBS_MAX {
+        assert_eq!(rings.waiting(), RING_JOBS_MAX);
+        for job in 0..RING_JOBS_MAX {
             assert_eq!((rings.take(), rings.take_from(0)), (Some(job), Some(job)));
         }
         assert_eq!((rings.take(), rings.take_from(0), rings.take_from(1)), (None, None, None));

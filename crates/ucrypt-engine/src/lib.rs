@@ -27,6 +27,7 @@ pub mod meters;
 pub mod queue;
 mod range_lock;
 mod segments;
+mod tuning;
 mod volume;
 mod waker;
 mod workers;

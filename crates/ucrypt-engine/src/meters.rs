@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fastrand::Rng;
 use ucrypt_backend::Errno;
 
 use crate::counters::add;
@@ -293,13 +294,13 @@ pub(crate) struct Sampler {
     /// Requests until the next one that is timed.
     left: u32,
     /// Of the distances.
-    random: u32,
+    random: Rng,
 }
 
 impl Sampler {
     pub(crate) fn new(synchronous: bool) -> Self {
         let every = if synchronous { TIMED_SYNCHRONOUS } else { TIMED_QUEUED };
-        Self { every, left: 0, random: 0x9e37_79b9 }
+        Self { every, left: 0, random: Rng::with_seed(1) }
     }
 
     /// Whether to time the next request.
@@ -308,11 +309,7 @@ impl Sampler {
             self.left -= 1;
             return false;
         }
-        // Marsaglia's xorshift.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 17;
-        self.random ^= self.random << 5;
-        self.left = self.random % (2 * self.every - 1);
+        self.left = self.random.u32(..2 * self.every - 1);
         true
     }
 }

@@ -24,6 +24,7 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{BackendTraits, Bounds, Configured, Explored, Machine, Slab, Stats, Urgency};
 
 use crate::counters::Counters;
+use crate::tuning::ALONE_REQUESTS_MIN;
 use crate::volume::Volume;
 use crate::workers::Inbox;
 
@@ -135,9 +136,6 @@ const MACHINE_REQUESTS_EACH: u32 = 3;
 /// Encrypted zeroes under way, in 512-byte sectors (256 KiB): enough to keep a disk busy.
 const ZEROES_SECTORS_MAX: u64 = 512;
 
-/// Requests in a row that were alone in flight, after which the next one will probably be, too.
-const ALONE_MIN: u32 = 8;
-
 /// Minimum number of chunks: room for one request of 32 MiB.
 const CHUNKS_MIN: u32 = 32;
 
@@ -191,7 +189,7 @@ impl Queue {
         let inbox = Arc::new(Inbox::new(chunks as usize, wakers.own().clone()));
         Ok(Self {
             owner: Owner::default(),
-            presence: Presence { is_busy: false, is_awake: false, alone: ALONE_MIN },
+            presence: Presence { is_busy: false, is_awake: false, alone: ALONE_REQUESTS_MIN },
             counting: Counting::new(counters, limits.synchronous),
             time: Time::new(volume.clock.clone()),
             memory,
@@ -254,7 +252,7 @@ impl Queue {
     /// How many requests in a row arrived while no other request of the volume was in flight;
     /// `None` if so few that the next one may well have company.
     pub fn alone(&self) -> Option<u32> {
-        Some(self.presence.alone).filter(|&alone| alone >= ALONE_MIN)
+        Some(self.presence.alone).filter(|&alone| alone >= ALONE_REQUESTS_MIN)
     }
 
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.

@@ -22,13 +22,11 @@ use ucrypt_dispatch::ChunkId;
 use crate::executor::WorkerPool;
 use crate::jobs::{JobRings, wakes_worker};
 use crate::segments::{CipherOp, Segments};
+use crate::tuning::WORKER_SPIN_LOOKS;
 use crate::waker::Waker;
 
 /// Stack of a worker, in bytes: it only runs ciphers.
 const STACK_BYTES: usize = 128 << 10;
-
-/// How often an idle worker looks for work before it parks: a few microseconds.
-const SPINS: u32 = 200;
 
 /// In place of a core: the worker is awake.
 const AWAKE: usize = usize::MAX;
@@ -292,7 +290,7 @@ impl Shared {
     }
 
     fn spin(&self, index: usize) -> Option<Job> {
-        for _ in 0..SPINS {
+        for _ in 0..WORKER_SPIN_LOOKS {
             if let Some(job) = self.next(index) {
                 return Some(job);
             }

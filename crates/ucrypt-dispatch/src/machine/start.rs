@@ -1,17 +1,12 @@
 //! The start of chunks: admission, splitting, joining neighbours, memory for zeroes.
 
 use crate::chunk::{ChunkId, PARTS_MAX, Part, Parts, Phase, RequestId};
-use crate::environment::{Bounds, ZEROES_UNIT_SECTORS};
+use crate::environment::Bounds;
 use crate::policy::{Policy, Shape, Split};
 use crate::request::Op;
-use crate::tuning::JOIN_SCAN;
+use crate::tuning::{JOIN_SCAN_REQUESTS, ZEROES_CHUNKS_MAX, ZEROES_UNIT_SECTORS};
 
 use super::{Machine, Output, RequestState};
-
-/// Chunks of one write of zeroes under way at once: one that is encrypted, and one that is written.
-/// Such a write brings no buffer of its own size, so each chunk borrows one from the queue, which
-/// other requests need too.
-const ZEROES_WINDOW: u32 = 2;
 
 impl<E: Copy, P: Policy> Machine<E, P> {
     /// Starts one chunk of the request that has waited longest. Returns whether to go on.
@@ -159,7 +154,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         while parts.as_slice().len() < requests {
             let end = parts.end();
             let room = longest.saturating_sub(parts.sectors());
-            let neighbour = self.waiting.iter().take(JOIN_SCAN).copied().find(|id| {
+            let neighbour = self.waiting.iter().take(JOIN_SCAN_REQUESTS).copied().find(|id| {
                 let request = &self.requests[id.0];
                 request.op == op
                     && request.next == end
@@ -204,7 +199,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
 impl<E> RequestState<E> {
     /// Whether the request may start no chunk now: after an error, or with enough chunks under way.
     fn may_start_no_more(&self) -> bool {
-        let window = if let Op::EncryptZeroes { .. } = self.op { ZEROES_WINDOW } else { u32::MAX };
+        let window =
+            if let Op::EncryptZeroes { .. } = self.op { ZEROES_CHUNKS_MAX } else { u32::MAX };
         self.error.is_some() || self.under_way >= window
     }
 }

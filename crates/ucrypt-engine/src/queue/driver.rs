@@ -7,7 +7,7 @@ use ucrypt_dispatch::{ChunkId, Environment, Op as MachineOp, Output, Target};
 
 use super::Queue;
 use super::chunk_io::{Borrowed, sectors};
-use super::time::LONG_SECTORS;
+use crate::tuning::LONG_SECTORS;
 use crate::workers::Transformed;
 
 /// The state of the loop.

@@ -12,6 +12,11 @@ use std::io;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::Queue;
+use crate::tuning::{
+    POLL_AGAIN_EPOCHS, POLL_EPOCH_REQUESTS, POLL_GAIN_PERCENT, POLL_PAUSE_ASLEEP_EPOCHS_MAX,
+    POLL_PAUSE_EPOCHS_MIN, POLL_PAUSE_SPINNING_EPOCHS_MAX, POLL_SPIN_NS_MAX, POLL_TRIAL_PAIRS,
+    POLL_WON_PAIRS_MIN, POLL_WON_TRIALS_MIN,
+};
 use crate::volume::Volume;
 
 /// How a queue waits for an answer of the backend while a request is alone.
@@ -41,32 +46,8 @@ pub struct Polled {
     pub missed: u64,
 }
 
-/// Longest spin of [`Poll::Auto`]: longer than a read of a fast disk, shorter than any of a slow one.
-const SPIN_NS: u64 = 200_000;
-
-/// Requests of an epoch, which has one way to wait; the median judges it.
-const EPOCH: usize = 32;
-
-/// A trial has this many pairs: queues sleep for two epochs and spin for two. The first of the two
-/// does not count: right after a change threads and cores are not yet where they will be.
-const PAIRS: u32 = 4;
-const TRIAL: u32 = 4 * PAIRS;
-
-/// Spinning wins a pair if it saves this share of the time, in per cent.
-const GAIN_PERCENT: u64 = 10;
-
-/// Pairs that spinning has to win of a trial.
-const WINS_MIN: u32 = 3;
-
-/// Trials in a row that spinning has to win before it is chosen, and epochs between the two.
-const TRIALS_MIN: u32 = 2;
-const PAUSE_AGAIN: u32 = 4;
-
-/// Epochs between other trials: at first, and at most while the queues sleep or spin. They double each
-/// time the result is the same.
-const PAUSE_MIN: u32 = 16;
-const PAUSE_ASLEEP_MAX: u32 = 1024;
-const PAUSE_SPINNING_MAX: u32 = 64;
+/// Epochs of a trial.
+const TRIAL_EPOCHS: u32 = 4 * POLL_TRIAL_PAIRS;
 
 /// The way the queues of a volume wait, from what was measured with all of them.
 #[derive(Debug)]
@@ -76,7 +57,7 @@ pub(crate) struct Polling {
     /// When the last lone request came.
     last_ns: Option<u64>,
     /// Times of this epoch, from request to request.
-    times: [u64; EPOCH],
+    times: [u64; POLL_EPOCH_REQUESTS],
     count: usize,
     /// Epochs left of the trial, if there is one; a pair is complete when their number is a multiple of four.
     trial: u32,
@@ -96,14 +77,14 @@ impl Polling {
             poll,
             state: Polled { spins: matches!(poll, Poll::Spin(_)), ..Polled::default() },
             last_ns: None,
-            times: [0; EPOCH],
+            times: [0; POLL_EPOCH_REQUESTS],
             count: 0,
             trial: 0,
             first_ns: 0,
             wins: 0,
             won: 0,
-            left: PAUSE_MIN,
-            pause: PAUSE_MIN,
+            left: POLL_PAUSE_EPOCHS_MIN,
+            pause: POLL_PAUSE_EPOCHS_MIN,
         }
     }
 
@@ -111,7 +92,7 @@ impl Polling {
     fn budget_ns(&self, has_spare_core: bool) -> u64 {
         match self.poll {
             Poll::Spin(ns) => ns,
-            Poll::Auto if self.state.spins && has_spare_core => SPIN_NS,
+            Poll::Auto if self.state.spins && has_spare_core => POLL_SPIN_NS_MAX,
             _ => 0,
         }
     }
@@ -127,7 +108,7 @@ impl Polling {
         let Some(last_ns) = self.last_ns.replace(now_ns) else { return };
         self.times[self.count] = now_ns.saturating_sub(last_ns);
         self.count += 1;
-        if self.count == EPOCH {
+        if self.count == POLL_EPOCH_REQUESTS {
             self.count = 0;
             self.end_epoch();
         }
@@ -145,7 +126,7 @@ impl Polling {
             return;
         }
         self.times.sort_unstable();
-        let median = self.times[EPOCH / 2];
+        let median = self.times[POLL_EPOCH_REQUESTS / 2];
         let of = &mut self.state;
         *(if of.spins { &mut of.spinning_ns } else { &mut of.asleep_ns }) = Some(median);
         match (is_trial, self.trial % 4) {
@@ -154,13 +135,13 @@ impl Polling {
                 if self.left > 0 {
                     return;
                 }
-                (self.trial, self.wins) = (TRIAL, 0);
+                (self.trial, self.wins) = (TRIAL_EPOCHS, 0);
             }
             (true, 2) => self.first_ns = median,
             (true, _) => {
                 let (asleep_ns, spinning_ns) =
                     if of.spins { (self.first_ns, median) } else { (median, self.first_ns) };
-                let saves = spinning_ns < asleep_ns - asleep_ns / 100 * GAIN_PERCENT;
+                let saves = spinning_ns < asleep_ns - asleep_ns / 100 * POLL_GAIN_PERCENT;
                 self.wins += u32::from(saves);
             }
         }
@@ -171,15 +152,20 @@ impl Polling {
     }
 
     fn end_trial(&mut self) {
-        let was_chosen = self.won >= TRIALS_MIN;
-        self.won = if self.wins >= WINS_MIN { (self.won + 1).min(TRIALS_MIN) } else { 0 };
-        let is_chosen = self.won >= TRIALS_MIN;
+        let was_chosen = self.won >= POLL_WON_TRIALS_MIN;
+        self.won = if self.wins >= POLL_WON_PAIRS_MIN {
+            (self.won + 1).min(POLL_WON_TRIALS_MIN)
+        } else {
+            0
+        };
+        let is_chosen = self.won >= POLL_WON_TRIALS_MIN;
         self.state.spins = is_chosen;
         if is_chosen != was_chosen {
-            self.pause = PAUSE_MIN;
+            self.pause = POLL_PAUSE_EPOCHS_MIN;
         }
-        self.left = if self.won > 0 && !is_chosen { PAUSE_AGAIN } else { self.pause };
-        let pause_max = if is_chosen { PAUSE_SPINNING_MAX } else { PAUSE_ASLEEP_MAX };
+        self.left = if self.won > 0 && !is_chosen { POLL_AGAIN_EPOCHS } else { self.pause };
+        let pause_max =
+            if is_chosen { POLL_PAUSE_SPINNING_EPOCHS_MAX } else { POLL_PAUSE_ASLEEP_EPOCHS_MAX };
         self.pause = (2 * self.pause).min(pause_max);
     }
 }
@@ -293,9 +279,11 @@ mod tests {
         for seed in 0..100 {
             let mut client = Client::new(seed);
             let spun = client.run(20_000, 100_000, 75_000);
+            println!("seed {seed}: {spun} of 20000 spun for where that is faster");
             assert!(spun > 15_000, "seed {seed}: {spun} of 20000");
             let mut client = Client::new(seed);
             let spun = client.run(20_000, 75_000, 100_000);
+            println!("seed {seed}: {spun} of 20000 spun for where that is slower");
             assert!(spun < 2_000, "seed {seed}: {spun} of 20000");
         }
     }
@@ -318,6 +306,7 @@ mod tests {
                 let requests = client.random.below(1_000) as u32;
                 spun += client.run(requests, ns, ns * 5 / 4);
             }
+            println!("seed {seed}: {spun} of some 100000 spun for in vain");
             assert!(spun < 6_000, "seed {seed}: {spun} of some 100000");
         }
     }
@@ -328,12 +317,16 @@ mod tests {
             let mut client = Client::new(seed);
             client.run(20_000, 100_000, 75_000);
             // The longest pause between two trials, and one trial.
-            client.run((PAUSE_SPINNING_MAX + TRIAL) * EPOCH as u32, 75_000, 100_000);
+            client.run(
+                (POLL_PAUSE_SPINNING_EPOCHS_MAX + TRIAL_EPOCHS) * POLL_EPOCH_REQUESTS as u32,
+                75_000,
+                100_000,
+            );
             let spun = client.run(1_000, 75_000, 100_000);
             assert!(spun < 600, "seed {seed}: {spun} of 1000");
             // And back.
-            let most = PAUSE_ASLEEP_MAX + PAUSE_AGAIN + 2 * TRIAL;
-            client.run(most * EPOCH as u32, 100_000, 75_000);
+            let most = POLL_PAUSE_ASLEEP_EPOCHS_MAX + POLL_AGAIN_EPOCHS + 2 * TRIAL_EPOCHS;
+            client.run(most * POLL_EPOCH_REQUESTS as u32, 100_000, 75_000);
             let spun = client.run(10_000, 100_000, 75_000);
             assert!(spun > 7_500, "seed {seed}: {spun} of 10000");
         }
@@ -353,7 +346,7 @@ mod tests {
     fn a_core_that_others_want_is_not_spun_on_unless_told_to() {
         let mut polling = Polling::new(Poll::Auto);
         polling.state.spins = true;
-        assert_eq!((polling.budget_ns(true), polling.budget_ns(false)), (SPIN_NS, 0));
+        assert_eq!((polling.budget_ns(true), polling.budget_ns(false)), (POLL_SPIN_NS_MAX, 0));
         assert_eq!(Polling::new(Poll::Spin(7)).budget_ns(false), 7);
         assert_eq!(Polling::new(Poll::Off).budget_ns(true), 0);
     }

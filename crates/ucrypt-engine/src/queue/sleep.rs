@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
+use crate::tuning::ANSWER_SPIN_LOOKS;
 use crate::waker::Waker;
 use crate::workers::{DoneJob, Job};
 
@@ -26,9 +27,6 @@ pub(super) enum RingOf {
     Backend,
     Queue(Box<Ring>),
 }
-
-/// How often a queue looks for a worker's answer before it sleeps: a few microseconds.
-const SPINS: u32 = 200;
 
 /// The descriptors that end a sleep, joined with each other.
 pub(super) struct Wakers {
@@ -233,7 +231,7 @@ impl Queue {
             self.run(job).deliver();
             return true;
         }
-        for _ in 0..SPINS {
+        for _ in 0..ANSWER_SPIN_LOOKS {
             if !self.offloads.inbox.answers.is_empty() {
                 return true;
             }

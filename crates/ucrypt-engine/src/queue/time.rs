@@ -3,18 +3,11 @@
 use std::sync::Arc;
 
 use crate::executor::Clock;
-
-/// A transform of at least this many 512-byte sectors is long. Long transforms are always timed,
-/// short ones now and then; before an inline one, the queue serves the backend first.
-pub(super) const LONG_SECTORS: u64 = 32;
-
-/// Where no decision depends on the time, the clock is read in one of this many rounds. One of
-/// this many short transforms is timed.
-const TIMED_EVERY: u32 = 16;
+use crate::tuning::{LONG_SECTORS, TIMED_ONE_IN};
 
 /// How many transforms of this length a timed one stands for.
 pub(super) fn timed_for(sectors: u64) -> u64 {
-    if sectors >= LONG_SECTORS { 1 } else { u64::from(TIMED_EVERY) }
+    if sectors >= LONG_SECTORS { 1 } else { u64::from(TIMED_ONE_IN) }
 }
 
 /// The time as a queue knows it, in nanoseconds of the volume's clock.
@@ -62,12 +55,12 @@ impl Time {
     /// is kept now and then, for the estimates.
     pub(super) fn sample(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
-        self.is_kept = self.rounds.is_multiple_of(TIMED_EVERY);
+        self.is_kept = self.rounds.is_multiple_of(TIMED_ONE_IN);
     }
 
     /// The start time of a transform of `sectors` on this thread, if it is to be timed.
     pub(super) fn start(&self, sectors: u64) -> Option<u64> {
-        let is_timed = sectors >= LONG_SECTORS || self.transforms.is_multiple_of(TIMED_EVERY);
+        let is_timed = sectors >= LONG_SECTORS || self.transforms.is_multiple_of(TIMED_ONE_IN);
         is_timed.then(|| self.clock.now_ns())
     }
 
