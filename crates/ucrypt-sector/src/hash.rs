@@ -176,8 +176,8 @@ mod tests {
 
     /// Checks bytes against hexadecimal digits.
     pub(super) fn assert_hex(bytes: &[u8], expected: &str) {
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, expected);
+        let hex: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex.concat(), expected);
     }
 
     /// The hashes that Debian's cryptsetup lacks; the others are compared with it on whole headers.
