@@ -19,6 +19,10 @@ pub const ARGON2_TIME_MIN: u32 = 4;
 /// Least memory of a new Argon2, in KiB (cryptsetup's limit).
 pub const ARGON2_MEMORY_MIN_KIB: u32 = 32;
 
+/// Least memory of a new Argon2 whose cost is measured, in KiB, unless there may be less (cryptsetup's limit). A
+/// machine that is slow or busy at this moment makes no keyslot that is cheap to guess elsewhere.
+const ARGON2_MEASURED_MIN_KIB: u32 = 64 * 1024;
+
 /// Target time for computing the digest of a volume key.
 const DIGEST_TIME: Duration = Duration::from_millis(125);
 
@@ -229,10 +233,10 @@ fn calibrate_argon2(
     target: Duration,
     clock: Clock<'_>,
 ) -> Result<Kdf> {
-    let memory_min = ARGON2_MEMORY_MIN_KIB.max(8 * lanes);
-    let memory_max = memory_max_kib.max(memory_min);
+    let memory_max = memory_max_kib.max(ARGON2_MEMORY_MIN_KIB).max(8 * lanes);
+    let memory_min = memory_max.min(ARGON2_MEASURED_MIN_KIB);
     let (mut time, mut memory) = (ARGON2_TIME_MIN, memory_min);
-    // The time grows as passes × memory, once the memory is large enough to measure.
+    // The time grows as passes × memory.
     for _ in 0..16 {
         let elapsed = measure(&make(time, memory), key_len, clock)?;
         let (low, high) = (target * 95 / 100, target * 110 / 100);
@@ -313,17 +317,41 @@ mod tests {
 
     #[test]
     fn memory_grows_to_its_limit_before_the_passes_grow() {
-        // Every run takes 1 ms: the measurement never reaches the target.
-        let mut clock = ticking(Duration::from_millis(1));
+        // The first run takes half of the target, the second one all of it.
+        let mut times = [0, 1, 1, 3].into_iter().map(Duration::from_millis);
+        let mut clock = |_| times.next().expect("two runs are enough");
         let pbkdf =
             Pbkdf { cost: Cost::Time(Duration::from_millis(2)), ..Pbkdf::new(PbkdfKind::Argon2id) };
+        let machine = Machine { memory_kib: 80 << 10, ..MACHINE };
         let Kdf::Argon2 { time, memory_kib, lanes, .. } =
-            pbkdf.resolve(32, MACHINE, &mut clock).unwrap()
+            pbkdf.resolve(32, machine, &mut clock).unwrap()
         else {
             panic!("argon2 was asked for")
         };
-        assert_eq!((memory_kib, lanes), (4096, 2));
-        assert!(time > ARGON2_TIME_MIN, "{time}");
+        // Twice the work of 4 passes over 64 MiB.
+        assert_eq!((memory_kib, lanes, time), (80 << 10, 2, 6));
+    }
+
+    #[test]
+    fn a_slow_or_busy_machine_makes_no_keyslot_of_little_memory() {
+        for (machine_kib, asked_kib, expected_kib) in
+            [(1 << 20, 1 << 20, 64 << 10), (1 << 20, 20_000, 20_000), (4096, 1 << 20, 4096)]
+        {
+            // Every run takes a minute.
+            let mut clock = ticking(Duration::from_secs(60));
+            let pbkdf = Pbkdf {
+                cost: Cost::Time(Duration::from_millis(1)),
+                memory_kib: asked_kib,
+                ..Pbkdf::new(PbkdfKind::Argon2id)
+            };
+            let machine = Machine { memory_kib: machine_kib, ..MACHINE };
+            let Kdf::Argon2 { time, memory_kib, .. } =
+                pbkdf.resolve(32, machine, &mut clock).unwrap()
+            else {
+                panic!("argon2 was asked for")
+            };
+            assert_eq!((time, memory_kib), (ARGON2_TIME_MIN, expected_kib));
+        }
     }
 
     #[test]

@@ -123,6 +123,31 @@ fn luks2_options_reach_the_header() {
     assert_eq!((&json["label"], &json["keyslots_size"]), (&"a label".into(), &(1 << 20).into()));
 }
 
+/// With next to no time, the least that each program takes.
+#[test]
+fn a_measured_keyslot_has_no_less_memory_than_cryptsetups() {
+    for (args, expected) in [
+        (&[][..], (65536, 4)),
+        (&["--pbkdf", "argon2i"], (65536, 4)),
+        (&["--pbkdf-memory", "20000", "--pbkdf-parallel", "1"], (20000, 4)),
+    ] {
+        let (ours, theirs) = (Scratch::new(), Scratch::new());
+        let options = [&["--iter-time", "1"], args].concat();
+        good(&ours.format(&options));
+        let image = theirs.image();
+        let format = [&["luksFormat", "-q", text(&image)], &options[..]].concat();
+        good(&run("cryptsetup", &format, PASSPHRASE));
+        for image in [ours.image(), image] {
+            let dump = ["luksDump", "--dump-json-metadata", text(&image)];
+            let json = good(&run("cryptsetup", &dump, b""));
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            let kdf = &json["keyslots"]["0"]["kdf"];
+            let found = (kdf["memory"].as_u64().unwrap(), kdf["time"].as_u64().unwrap());
+            assert_eq!(found, expected, "{args:?} {}", image.display());
+        }
+    }
+}
+
 #[test]
 fn a_weak_volume_key_is_refused_by_the_rule_and_nothing_is_written() {
     let scratch = Scratch::new();
