@@ -9,8 +9,12 @@ use zeroize::Zeroizing;
 
 use crate::error::Error;
 
-/// Longest key file, or passphrase on standard input, in bytes, as in cryptsetup.
+/// Longest key file, or passphrase on standard input, in bytes, as in cryptsetup. Whoever says how many bytes
+/// it has may have more, up to [`SIZE_MAX`].
 pub const KEY_FILE_MAX: u64 = 8 << 20;
+
+/// Longest part of a key file, in bytes: `--keyfile-size` of cryptsetup has 32 bits.
+const SIZE_MAX: u64 = u32::MAX as u64;
 
 /// A secret in memory that is wiped.
 pub type Secret = Zeroizing<Vec<u8>>;
@@ -69,9 +73,9 @@ impl Part {
                  --keyfile-size"
             ))
         };
-        if size.is_some_and(|size| size > KEY_FILE_MAX) {
+        if size.is_some_and(|size| size > SIZE_MAX) {
             return Err(Error::Key(format!(
-                "--keyfile-size is above what a passphrase may have, {KEY_FILE_MAX} bytes"
+                "--keyfile-size is above what a passphrase may have, {SIZE_MAX} bytes"
             )));
         }
         let limit = size.unwrap_or(KEY_FILE_MAX + 1);
@@ -119,7 +123,7 @@ fn read_all(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool)> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         };
-        grow(&mut key, got);
+        grow(&mut key, got)?;
         key.extend_from_slice(&chunk[..got]);
     }
     Ok((key, false))
@@ -135,7 +139,7 @@ pub fn read_line(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool
             Ok(0) => break,
             Ok(_) if byte[0] == b'\n' => return Ok((line, true)),
             Ok(_) => {
-                grow(&mut line, 1);
+                grow(&mut line, 1)?;
                 line.push(byte[0]);
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -146,13 +150,15 @@ pub fn read_line(source: &mut impl Read, limit: u64) -> io::Result<(Secret, bool
 }
 
 /// Makes room for `more` bytes; the old memory is wiped, which `Vec` alone would not do.
-fn grow(key: &mut Secret, more: usize) {
+fn grow(key: &mut Secret, more: usize) -> io::Result<()> {
     if key.capacity() - key.len() < more {
         let room = (key.len() + more).next_power_of_two().max(512);
-        let mut larger = Zeroizing::new(Vec::with_capacity(room));
+        let mut larger = Zeroizing::new(Vec::new());
+        larger.try_reserve_exact(room).map_err(|_| io::ErrorKind::OutOfMemory)?;
         larger.extend_from_slice(key);
         *key = larger;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -182,8 +188,11 @@ mod tests {
             for len in [511, 512, 513, 20_000, KEY_FILE_MAX as usize] {
                 assert_eq!(read(part, &vec![7; len]).unwrap().0.len(), len);
             }
-            let error = read(part, &vec![7; KEY_FILE_MAX as usize + 1]).unwrap_err();
+            let longer = vec![7; KEY_FILE_MAX as usize + 1];
+            let error = read(part, &longer).unwrap_err();
             assert!(error.to_string().contains("longer"), "{error}");
+            let sized = Part { size: Some(longer.len() as u64), ..part };
+            assert_eq!(read(sized, &longer).unwrap().0, longer);
         }
     }
 

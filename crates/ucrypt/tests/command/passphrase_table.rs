@@ -12,7 +12,7 @@ use crate::process::{cryptsetup, run};
 use crate::scratch::Scratch;
 use crate::terminal::at_terminal;
 
-/// The longest passphrase in bytes.
+/// The longest passphrase in bytes, unless its length is given.
 const MAX: usize = 8 << 20;
 
 /// Longer than a pipe and any buffer, in bytes.
@@ -106,7 +106,9 @@ fn table() -> Vec<Row> {
         ("the end of the input", &[], Typed(&[b"\x04"]), Err(1)),
         ("the name of standard input", &["-d", "/dev/stdin"], pipe(all), key(all)),
         ("a part of no limit", &["-d", "KEY", "-l", "0"], file(all), key(all)),
-        ("a part that is too long", &["-d", "KEY", "-l", "8388609"], file(all), Err(1)),
+        ("more than there may be", &["-d", "KEY", "-l", "8388609"], File(line.clone()), key(&line)),
+        ("as much of it", &["-d", "-", "-l", "8388609"], Pipe(line.clone()), key(&line)),
+        ("more than 32 bits tell", &["-d", "KEY", "-l", "4294967296"], file(all), Err(1)),
         ("a terminal is no file", &["-d", "/dev/tty"], Typed(&[]), Err(1)),
         ("a zero byte", &[], pipe(b"se\x00cret\n"), key(b"se\x00cret")),
     ]
@@ -172,7 +174,12 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
         let format = [LUKS1.format_arguments(), options.clone(), vec![path.clone()]].concat();
         let test = ["open".to_owned(), "--test-passphrase".to_owned()];
         let open = [&test[..], &options, std::slice::from_ref(&path)].concat();
-        let by_file = [&test[..], &["--key-file".into(), exact.clone(), path.clone()]].concat();
+        let by_file = |len: usize| {
+            // Longer ones are read only if their length is given.
+            let size = if len > MAX { len } else { 0 };
+            let words = ["--key-file", &exact, "--keyfile-size", &size.to_string(), &path];
+            [&test[..], &words.map(str::to_owned)].concat()
+        };
         for maker in PROGRAMS {
             let before = image.bytes();
             let (code, said) = runs(&scratch, maker, &format, &by);
@@ -190,7 +197,8 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
                 let (code, said) = runs(&scratch, opener, &open, &by);
                 assert_eq!(code, 0, "{name}: made by {maker}, opened by {opener}: {said}");
                 // The very bytes, and no others.
-                let (code, said) = runs(&scratch, opener, &by_file, &Pipe(Vec::new()));
+                let line = by_file(passphrase.len());
+                let (code, said) = runs(&scratch, opener, &line, &Pipe(Vec::new()));
                 assert_eq!(code, 0, "{name}: made by {maker}, another passphrase: {said}");
             }
         }
