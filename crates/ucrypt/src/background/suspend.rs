@@ -102,7 +102,11 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         quiet: args.batch_mode,
     };
     let key = match &args.volume_key_file {
-        Some(path) => crate::passphrase::read_volume_key(path, None)?,
+        Some(path) => {
+            // As much as `open` reads. The file may be longer.
+            let bits = volume["key_bits"].as_u64();
+            crate::passphrase::read_volume_key(path, bits.map(|bits| bits / 8))?
+        }
         None => again.unlock()?,
     };
     said(&control::resume(&paths, &key)?)

@@ -148,18 +148,7 @@ fn volume_key(args: &FormatArgs) -> Result<Secret, Failure> {
         };
         return Ok(random_volume_key(len, &mut random)?);
     };
-    // A device such as /dev/urandom has no end.
-    let has_end = std::fs::metadata(path).is_ok_and(|found| found.is_file());
-    let key = read_volume_key(path, (!has_end).then_some(u64::from(len)))?;
-    if key.len() != len as usize {
-        return Err(Failure::wrong(format!(
-            "the volume key in {} has {} bits, --key-size says {}",
-            path.display(),
-            8 * key.len(),
-            8 * len
-        )));
-    }
-    Ok(key)
+    read_volume_key(path, Some(u64::from(len)))
 }
 
 /// As [`secrecy::random`], from the pool of `/dev/random`.

@@ -148,6 +148,44 @@ fn as_much_of_a_volume_key_file_is_read_as_cryptsetup_reads() {
     assert!(said.contains("except with --volume-key-file"), "{said}");
 }
 
+/// The file may go on behind the key, such as with a newline, and for longer than a passphrase may be.
+#[test]
+fn every_action_reads_the_volume_key_at_the_start_of_a_longer_file() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    image.decrypted_by_python(&scratch);
+    let path = image.path.display().to_string();
+    let key = fs::read(scratch.path("volume-key")).expect("a key");
+    let before = image.bytes();
+    let with = |more: &[u8]| [&key[..], more].concat();
+    let files = [key.clone(), with(b"\n"), with(&key), with(&vec![0; 9 << 20])];
+    let cheap = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+    let new = scratch.file("new", b"new").display().to_string();
+    let add = [&["luksAddKey"], &cheap[..], &[&path, &new]].concat();
+    let format =
+        |version| [&["luksFormat", "-q", "--type", version], &cheap[..], &[&path]].concat();
+    for line in [vec!["open", "--test-passphrase", &path], add, format("luks1"), format("luks2")] {
+        for (content, code) in files.iter().map(|file| (&file[..], 0)).chain([(&key[..63], 1)]) {
+            let file = scratch.file("given", content);
+            for command in [scratch.ucrypt(&line), prepared(cryptsetup(), &line)] {
+                fs::write(&image.path, &before).expect("written");
+                let mut command = command;
+                let name = command.get_program().to_owned();
+                let ran = run(command.arg("--volume-key-file").arg(&file), b"another");
+                let about = format!("{name:?} {line:?} {}: {}", content.len(), ran.stderr);
+                assert_eq!(ran.code(), Some(code), "{about}");
+                if code > 0 {
+                    assert!(image.bytes() == before, "{about}");
+                    continue;
+                }
+                let mut test = prepared(cryptsetup(), &["open", "--test-passphrase", &path]);
+                test.arg("--volume-key-file").arg(scratch.path("volume-key"));
+                run(&mut test, b"").passes();
+            }
+        }
+    }
+}
+
 fn prepared(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments);
     command

@@ -89,12 +89,16 @@ fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
             action(&scratch, &["luksResume", "volume", "--volume-key-file", file], b"")
         };
         by(&other).refuses(2);
-        for len in [0, 2000] {
+        for (len, code) in [(0, 1), (key.len() - 1, 1), (2000, 2)] {
             let odd = scratch.file("odd-key", &vec![7; len]).display().to_string();
-            let said = by(&odd).refuses(2);
+            let said = by(&odd).refuses(code);
             assert!(said.contains("key"), "{said}");
         }
         by(&key_file).passes();
+        // What is behind the key in its file is no part of it.
+        action(&scratch, &["luksSuspend", "volume"], b"").passes();
+        let longer = [&key[..], b"\nmore"].concat();
+        by(&scratch.file("longer-key", &longer).display().to_string()).passes();
         drop(file);
         action(&scratch, &["close", "volume"], b"").passes();
         assert!(image.decrypted_by_python(&scratch)[..4096] == before[..4096]);
