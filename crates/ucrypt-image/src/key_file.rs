@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use crate::error::Error;
 
 /// Longest key file, or passphrase on standard input, in bytes, as in cryptsetup. Whoever says how many bytes
-/// it has may have more, up to [`SIZE_MAX`].
+/// it has may have more, up to 4 GiB.
 pub const KEY_FILE_MAX: u64 = 8 << 20;
 
 /// Longest part of a key file, in bytes: `--keyfile-size` of cryptsetup has 32 bits.
