@@ -81,8 +81,8 @@ impl Configured {
     }
 
     /// The wake latency that the last decision applied that needed one, in nanoseconds; `None`
-    /// before the first one. It depends on how long the workers had slept, and stands in for one
-    /// that is not measured yet, so it is none of the estimates.
+    /// before the first one, and while none is measured. It depends on how long the workers had
+    /// slept, and is that of another sleep if theirs is not measured yet.
     pub fn wake_latency_applied_ns(&self) -> Option<f64> {
         self.wake_latency_applied_ns.get()
     }

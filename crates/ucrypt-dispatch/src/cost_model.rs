@@ -200,9 +200,9 @@ impl CostModel<'_> {
 
     /// What waking a worker takes now.
     fn wake_latency_ns(&self) -> f64 {
-        let latency_ns = self.estimates.wake_latency_ns(self.context.workers_slept_ns);
-        self.wake_latency_applied_ns.set(Some(latency_ns));
-        latency_ns
+        let slept_ns = self.context.workers_slept_ns;
+        self.wake_latency_applied_ns.set(self.estimates.measured_wake_latency_ns(slept_ns));
+        self.estimates.wake_latency_ns(slept_ns)
     }
 
     fn cipher_ns(&self, bytes: f64) -> f64 {

@@ -10,8 +10,8 @@ pub struct Bounds {
     /// Largest operation of the backend, in 512-byte sectors; a multiple of `sector_sectors`.
     pub transfer_sectors_max: u64,
     /// Maximum number of 512-byte sectors of [`Op::EncryptZeroes`](crate::Op::EncryptZeroes) under
-    /// way, each chunk rounded up to [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS); at least two of these units. A chunk
-    /// has at most half of them. The caller has memory for as many.
+    /// way, each chunk rounded up to [`ZEROES_UNIT_SECTORS`](crate::ZEROES_UNIT_SECTORS); at least
+    /// two of these units. A chunk has at most half of them. The caller has memory for as many.
     pub zeroes_sectors_max: u64,
     /// Length of an encrypted sector, in 512-byte sectors: chunks are whole multiples of it.
     pub sector_sectors: u64,

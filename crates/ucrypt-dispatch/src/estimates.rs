@@ -207,9 +207,13 @@ impl Estimates {
     /// the cipher time. Where no such wake-up was seen, that of a worker that had slept for less
     /// long, else for longer.
     pub fn wake_latency_ns(&self, slept_ns: u64) -> f64 {
+        self.measured_wake_latency_ns(slept_ns).unwrap_or(WAKE_LATENCY_NS)
+    }
+
+    /// The same; `None` while no wake latency is measured.
+    pub(crate) fn measured_wake_latency_ns(&self, slept_ns: u64) -> Option<f64> {
         let (shorter, longer) = self.wake_latencies.split_at(sleep_class(slept_ns) + 1);
-        let nearest = shorter.iter().rev().chain(longer).find_map(Average::get);
-        nearest.unwrap_or(WAKE_LATENCY_NS)
+        shorter.iter().rev().chain(longer).find_map(Average::get)
     }
 
     /// The part of the wake latency that is this thread's own time; the rest passes while the worker

@@ -113,6 +113,11 @@ fn the_wake_latency_that_was_applied_is_told_and_is_not_always_the_first_one() {
     assert_eq!(targets(&mut machine, WORKERS), [Target::Inline]);
     let applied = machine.policy().wake_latency_applied_ns();
     assert_eq!(applied, None, "4 ns of cipher are not worth the enqueue cost");
+    machine.policy_mut().estimates_mut().calibrated(1 << 20, 1 << 24);
+    machine.request(request(WRITE, 4000, 128)).unwrap();
+    targets(&mut machine, WORKERS);
+    let applied = machine.policy().wake_latency_applied_ns();
+    assert_eq!(applied, None, "what stands in for a measurement is told by nobody as one");
 }
 
 /// Whether any transform goes to a worker. Reads are answered at once.

@@ -31,9 +31,9 @@ pub struct Decisions {
     pub explored: Explored,
     /// The measured estimates.
     pub measured: Measured,
-    /// The wake latency that the last decision applied that needed one, in nanoseconds. It may
-    /// differ from all of `measured`: it is that of workers who had slept as long, or stands in for
-    /// one that is not measured yet.
+    /// The wake latency that the last decision applied that needed one, in nanoseconds: that of
+    /// workers who had slept as long, or of another sleep if that is not measured yet. `None` while
+    /// none is measured.
     pub wake_latency_applied_ns: Option<f64>,
     /// Workers that the queue might use when it last published, limited by the free cores.
     pub workers: u32,

@@ -107,12 +107,13 @@ fn check_segments(metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
+/// Whether two segments have the same type and, if they are encrypted, the same cipher and sectors.
 fn is_alike(one: &Segment, other: &Segment) -> bool {
-    let cipher = |segment: &Segment| match &segment.kind {
-        SegmentKind::Crypt { encryption, sector_size, .. } => {
-            Some((encryption.clone(), *sector_size))
-        }
-        SegmentKind::Other(_) => None,
-    };
-    one.kind.name() == other.kind.name() && cipher(one) == cipher(other)
+    match (&one.kind, &other.kind) {
+        (
+            SegmentKind::Crypt { encryption, sector_size, .. },
+            SegmentKind::Crypt { encryption: other, sector_size: others, .. },
+        ) => (encryption, sector_size) == (other, others),
+        (one, other) => one.name() == other.name(),
+    }
 }

@@ -397,7 +397,7 @@ impl<'a> Why<'a> {
                  at open"
             )
         } else {
-            "there are no workers".into()
+            "what a worker would cost is not measured yet".into()
         };
         format!("{what}: {why}.\n")
     }
@@ -452,8 +452,6 @@ pub(super) fn dispatch(status: &Value) -> String {
         shown if shown == NOT_MEASURED => shown,
         shown => format!("{shown} (measured once, at open)"),
     };
-    let applied = mean("wake_latency_applied_ns");
-    let applied = applied.map_or_else(|| "none yet".into(), |ns| format!("{ns:.0} ns"));
     let share = |key: &str, all: u64| {
         format!("{} ({:.1} %)", sum(key), sum(key) as f64 * 100.0 / all.max(1) as f64)
     };
@@ -469,7 +467,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("wake latency", measured("wake_latency_ns", 0, "ns")),
         ("after 0.1 ms of sleep", measured("wake_latency_after_100us_ns", 0, "ns")),
         ("after 1 ms of sleep", measured("wake_latency_after_1ms_ns", 0, "ns")),
-        ("wake latency applied", applied),
+        ("wake latency applied", figure("wake_latency_applied_ns", 0, "ns")),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
         ("enqueue cost", once("enqueue_cost_ns", 0, "ns")),
         ("cross-core copy penalty", once("copy_penalty_ns_per_byte", 3, "ns per byte")),
@@ -529,7 +527,8 @@ mod tests {
             json!({
                 "chunks_inline": 1000 - offloaded, "chunks_offloaded": offloaded,
                 "chunks_all_inline": all_inline, "workers": workers,
-                "wake_latency_ns": 2900.0, "wake_latency_applied_ns": 6100.0, "decrypt_ns_per_byte": 0.075, "enqueue_cost_ns": 400.0,
+                "wake_latency_ns": 2900.0, "wake_latency_applied_ns": 6100.0,
+                "decrypt_ns_per_byte": 0.075, "enqueue_cost_ns": 400.0,
                 "samples": { "wake_latency_ns": 9 },
             })
         };
@@ -539,6 +538,12 @@ mod tests {
         let none = format!("{inline}: no core is free for a worker.");
         assert_eq!(said(queue(0, 0, 0), "adaptive"), none);
         assert!(said(queue(0, 1, 900), "adaptive").contains("seen to be faster"));
+        let mut unmeasured = queue(0, 1, 0);
+        for key in ["wake_latency_ns", "wake_latency_applied_ns", "enqueue_cost_ns"] {
+            unmeasured[key] = Value::Null;
+        }
+        let none = format!("{inline}: what a worker would cost is not measured yet.");
+        assert_eq!(said(unmeasured, "adaptive"), none);
         assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
         assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is decrypted by workers"));
     }
