@@ -375,6 +375,8 @@ fn reencryptions_whose_parts_do_not_agree() {
         ("/segments/0/sector_size", json!(4096)),
         ("/segments/0/encryption", json!("aes-cbc-essiv:sha256")),
         ("/segments/0/type", json!("linear")),
+        ("/segments/0/offset", json!("131072")),
+        ("/segments/1/offset", json!("131072")),
         ("/segments/1/encryption", json!("aes-cbc-essiv:sha256")),
         ("/segments/2/encryption", json!("aes-cbc-essiv:sha256")),
         ("/segments/1/flags", json!(["backup-final"])),

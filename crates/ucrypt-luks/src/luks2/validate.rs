@@ -56,7 +56,10 @@ fn check_config(metadata: &Metadata, header_size: u64) -> Result<()> {
     if size > KEYSLOTS_SIZE_MAX || !size.is_multiple_of(AREA_ALIGNMENT) {
         return broken("keyslots_size", format!("{size} bytes: not 4096-aligned up to 128 MiB"));
     }
-    let crypt = |segment: &&Segment| matches!(segment.kind, SegmentKind::Crypt { .. });
+    // Backups are no data: they describe it as it was, or will be.
+    let crypt = |segment: &&Segment| {
+        matches!(segment.kind, SegmentKind::Crypt { .. }) && !segment.is_backup()
+    };
     let data = metadata.segments.values().filter(crypt).map(|segment| segment.offset).min();
     if let Some(data) = data
         && data != 0
