@@ -44,7 +44,7 @@ pub use ucrypt_backend::{
     ZoneLimits, count_cores, ring,
 };
 pub use ucrypt_dispatch::{
-    Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Slab, Stats, Urgency,
+    Average, Explored, Fixed, Measured, OPERATION_NS, Policies, PolicyKind, Stats, Urgency,
 };
 pub use volume::{Volume, VolumeError, VolumeExtent, VolumeInfo, VolumeOptions};
 pub use workers::{DoneJob, Job};

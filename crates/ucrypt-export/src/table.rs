@@ -1,39 +1,41 @@
-//! The requests in flight in the engine: a table of fixed size, indexed by the engine's tag.
+//! The requests in flight in the engine: a table of bounded size, indexed by the engine's tag.
 
-use ucrypt_engine::Slab;
+use slab::Slab;
 
-/// A fixed number of slots for requests, each holding what the answer needs.
-pub(crate) struct Table<T>(Slab<Option<T>>);
+/// At most a fixed number of requests, each holding what the answer needs.
+pub(crate) struct Table<T> {
+    requests: Slab<T>,
+    depth: usize,
+}
 
 impl<T> Table<T> {
     pub(crate) fn new(depth: u32) -> Self {
-        Self(Slab::new(depth, || None))
+        let depth = depth as usize;
+        Self { requests: Slab::with_capacity(depth), depth }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.in_use()
+        self.requests.len()
     }
 
     /// Stores a request and returns its tag; `None` if the table is full.
     pub(crate) fn insert(&mut self, request: T) -> Option<u64> {
-        let (index, slot) = self.0.take()?;
-        *slot = Some(request);
-        Some(index.into())
+        (self.len() < self.depth).then(|| self.requests.insert(request) as u64)
     }
 
     /// The request of `tag`; `None` if there is none.
     pub(crate) fn get(&self, tag: u64) -> Option<&T> {
-        self.0.get(u32::try_from(tag).ok()?)?.as_ref()
+        self.requests.get(usize::try_from(tag).ok()?)
     }
 
     /// Takes the request of `tag` out; `None` if there is none.
     pub(crate) fn remove(&mut self, tag: u64) -> Option<T> {
-        self.0.give_back(u32::try_from(tag).ok()?)?.take()
+        self.requests.try_remove(usize::try_from(tag).ok()?)
     }
 
     /// Takes all requests out.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
-        (0..self.0.capacity()).filter_map(|tag| self.remove(tag.into()))
+        self.requests.drain()
     }
 }
 

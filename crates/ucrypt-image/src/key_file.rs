@@ -69,8 +69,8 @@ impl Part {
         let size = self.size.filter(|size| *size > 0);
         let too_long = || {
             Error::Key(format!(
-                "{name} is longer than a passphrase may be, {KEY_FILE_MAX} bytes; use \
-                 --keyfile-size"
+                "{name} is longer than a key may be, {KEY_FILE_MAX} bytes; say how many of them \
+                 are the passphrase with --keyfile-size, or the volume key with --key-size"
             ))
         };
         if size.is_some_and(|size| size > SIZE_MAX) {

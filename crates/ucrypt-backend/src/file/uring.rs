@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use io_uring::{opcode, squeue, types};
 use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
+use slab::Slab;
 
 use super::bounce::{Bounce, Bounces};
 use super::{Files, Flusher, ops};
@@ -39,10 +40,10 @@ pub(super) struct UringQueue {
     offered: Option<Pool>,
     files: Arc<Files>,
     flusher: Flusher,
-    slots: Vec<Option<Slot>>,
+    depth: usize,
+    slots: Slab<Slot>,
     /// By slot.
     vectors: Vec<Vectors>,
-    free: Vec<u32>,
     /// Operations to push to the ring at the next poll: new ones, and ones to be continued.
     staged: VecDeque<u32>,
     /// Operations answered without the ring: cached reads, and discards of nothing.
@@ -120,9 +121,9 @@ impl UringQueue {
             offered: None,
             files,
             flusher,
-            slots: (0..depth).map(|_| None).collect(),
+            depth: depth as usize,
+            slots: Slab::with_capacity(depth as usize),
             vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
-            free: (0..depth).rev().collect(),
             staged: VecDeque::with_capacity(depth as usize),
             answered: Vec::with_capacity(depth as usize),
             cached: Cached::default(),
@@ -134,7 +135,7 @@ impl UringQueue {
     /// Pushes staged operations into the submission ring; false if some found no room.
     fn push_staged(&mut self) -> bool {
         while let Some(index) = self.staged.pop_front() {
-            let Some(slot) = self.slots[index as usize].as_mut() else { continue };
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
             let vectors = &mut self.vectors[index as usize].0;
             let put_off = slot.put_off > 0;
             let entry = entry(&self.files, &self.flusher, self.fixed.as_ref(), slot, vectors);
@@ -179,31 +180,25 @@ impl UringQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let Self { ring, slots, staged, free, bounces, files, flusher, .. } = self;
+        let Self { ring, slots, staged, bounces, files, flusher, .. } = self;
         ring.reap(|index, result| {
-            let Some(entry) = slots.get_mut(index as usize) else { return };
-            let Some(slot) = entry.as_mut() else { return };
+            let Some(slot) = slots.get_mut(index as usize) else { return };
             match slot.advance(result) {
                 Progress::Continue => staged.push_back(index),
                 Progress::Refused => {
-                    if let Some(slot) = entry.take() {
-                        free.push(index);
-                        done.push(slot.without_ring(files, flusher, bounces));
-                    }
+                    let slot = slots.remove(index as usize);
+                    done.push(slot.without_ring(files, flusher, bounces));
                 }
                 Progress::Ended(mut result) => {
-                    if let Some(slot) = entry.take() {
-                        free.push(index);
-                        if let (Err(Errno::IO), Io::Read { offset, bufs, .. }) = (result, &slot.io)
-                        {
-                            let end = offset + total_len(bufs) as u64;
-                            files.cut.found_end(files.buffered.as_fd(), end);
-                        }
-                        if slot.is_durable() {
-                            result = result.and_then(|()| files.check_losses());
-                        }
-                        done.push(slot.into_done(result, bounces));
+                    let slot = slots.remove(index as usize);
+                    if let (Err(Errno::IO), Io::Read { offset, bufs, .. }) = (result, &slot.io) {
+                        let end = offset + total_len(bufs) as u64;
+                        files.cut.found_end(files.buffered.as_fd(), end);
                     }
+                    if slot.is_durable() {
+                        result = result.and_then(|()| files.check_losses());
+                    }
+                    done.push(slot.into_done(result, bounces));
                 }
             }
         });
@@ -223,7 +218,7 @@ impl UringQueue {
     }
 
     fn under_way(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 
     /// Registers the offered pool, if the operation uses it.
@@ -453,7 +448,7 @@ impl Cached {
 
 impl Queue for UringQueue {
     fn room(&self) -> usize {
-        self.free.len() - self.answered.len()
+        self.depth - self.slots.len() - self.answered.len()
     }
 
     fn submit(&mut self, mut io: Io) {
@@ -494,9 +489,9 @@ impl Queue for UringQueue {
                 return self.answered.push(Done { token, result: Err(error), bufs });
             }
         };
-        let index = self.free.pop().expect("submit without room");
-        self.slots[index as usize] = Some(Slot { io, bounce, done: 0, put_off: 0 });
-        self.staged.push_back(index);
+        assert!(self.slots.len() < self.depth, "submit without room");
+        let index = self.slots.insert(Slot { io, bounce, done: 0, put_off: 0 });
+        self.staged.push_back(index as u32);
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {

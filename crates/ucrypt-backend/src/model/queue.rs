@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slab::Slab;
+
 use super::device::{Device, DeviceOp, Kind};
 use super::timer::{Timer, now_ns};
 use crate::{Done, Errno, Io, Pool, Queue, SharedRing, total_len};
@@ -23,9 +25,9 @@ pub(super) struct ModelQueue {
     /// Length of the backend in bytes.
     len: u64,
     under_way: BinaryHeap<Reverse<UnderWay>>,
+    depth: usize,
     /// By slot: the answer of an operation under way, once it was carried out.
-    answers: Vec<Option<Done>>,
-    free: Vec<usize>,
+    answers: Slab<Option<Done>>,
     /// Operations still to be carried out, and their slots.
     waiting: VecDeque<(usize, Io)>,
     submitted: u64,
@@ -88,8 +90,8 @@ impl ModelQueue {
             carried_out: Vec::with_capacity(1),
             len,
             under_way: BinaryHeap::with_capacity(depth),
-            answers: (0..depth).map(|_| None).collect(),
-            free: (0..depth).rev().collect(),
+            depth,
+            answers: Slab::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
             submitted: 0,
             timer: if timed { Some(Timer::new()?) } else { None },
@@ -99,7 +101,8 @@ impl ModelQueue {
 
     /// Accepts an operation that arrives at the time that `clock` returns.
     fn admit(&mut self, io: Io, clock: impl FnOnce() -> u64) {
-        let slot = self.free.pop().expect("submit without room");
+        assert!(self.room() > 0, "submit without room");
+        let slot = self.answers.insert(None);
         let due = if let Some(due) = self.due(device_op(&io), clock) {
             self.waiting.push_back((slot, io));
             due
@@ -140,9 +143,8 @@ impl ModelQueue {
                 return Some(due);
             }
             while self.answers[slot].is_none() && self.carry_out() {}
-            done.extend(self.answers[slot].take());
+            done.extend(self.answers.remove(slot));
             self.under_way.pop();
-            self.free.push(slot);
             self.vain = 0;
         }
         None
@@ -181,7 +183,7 @@ fn refuse(io: Io) -> Done {
 
 impl Queue for ModelQueue {
     fn room(&self) -> usize {
-        self.free.len()
+        self.depth - self.answers.len()
     }
 
     fn submit(&mut self, io: Io) {
