@@ -225,9 +225,9 @@ fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
     if args.foreground {
         command.arg("--foreground");
     }
-    match &entry.key {
+    match entry.key_file() {
         Some(key) => {
-            warn_of_readable(key);
+            warn_of_readable(&key);
             command.arg("--key-file").arg(key);
         }
         None if entry.options.asks_nobody => {}
@@ -283,7 +283,7 @@ fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
                     "line": entry.line,
                     "name": entry.name,
                     "device": entry.source.to_string(),
-                    "key_file": entry.key.as_ref().map(|key| key.display().to_string()),
+                    "key_file": entry.key_file().map(|key| key.display().to_string()),
                     "noauto": entry.options.noauto,
                     "nofail": entry.options.nofail,
                     "open": is_open(&entry.name),

@@ -14,8 +14,9 @@ const DESCRIPTION: &[&str] = &[
     "The first field is the name of the volume. It becomes /dev/ucrypt/NAME.",
     "The second is the path of the image or block device, or UUID=, LABEL=, PARTUUID=, PARTLABEL= or ID= and \
      a value, as blkid shows it.",
-    "The third is the path of a key file. Without it, or with none or -, a passphrase is asked for: at boot \
-     by systemd-ask-password(1), otherwise at the terminal.",
+    "The third is the path of a key file. Without it, or with none or -, it is NAME.key in \
+     /etc/cryptsetup-keys.d or /run/cryptsetup-keys.d, if that exists; otherwise a passphrase is asked for: at \
+     boot by systemd-ask-password(1), later at the terminal.",
     "The fourth are options with commas between them. One that is not known makes the line wrong; those \
      that begin with x- are for other programs.",
 ];

@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) line: usize,
     pub(super) name: String,
     pub(super) source: Source,
-    /// The key file; without one, a passphrase is asked for.
+    /// The key file that the line names; see [`Entry::key_file`].
     pub(super) key: Option<PathBuf>,
     pub(super) options: Options,
 }
@@ -131,6 +131,25 @@ impl Source {
         let ran = programs::run(&mut blkid).map_err(|_| missing())?;
         let found = PathBuf::from(ran.said);
         if ran.status.success() && found.is_absolute() { Ok(found) } else { Err(missing()) }
+    }
+}
+
+/// Where crypttab(5) of systemd looks for the key file of a line that names none.
+const KEY_FOLDERS: [&str; 2] = ["/etc/cryptsetup-keys.d", "/run/cryptsetup-keys.d"];
+
+impl Entry {
+    /// The key file: the one that the line names, or what systemd's crypttab would take; without one, a passphrase is
+    /// asked for.
+    pub(super) fn key_file(&self) -> Option<PathBuf> {
+        self.key_file_in(&KEY_FOLDERS.map(Path::new))
+    }
+
+    fn key_file_in(&self, folders: &[&Path]) -> Option<PathBuf> {
+        let by_name = || {
+            let mut found = folders.iter().map(|folder| folder.join(format!("{}.key", self.name)));
+            found.find(|path| path.exists())
+        };
+        self.key.clone().or_else(by_name)
     }
 }
 
@@ -249,6 +268,22 @@ mod tests {
         }
         assert_eq!(entry("w /a\\040b /c\\134d").source.path(), Path::new("/a b"));
         assert_eq!(entry("w /a /c\\134d").key, Some("/c\\d".into()));
+    }
+
+    #[test]
+    fn a_line_without_a_key_file_takes_the_one_of_its_name_as_systemd_does() {
+        let places = tempfile::tempdir().unwrap();
+        let [first, second] = ["etc", "run"].map(|name| places.path().join(name));
+        let folders = [first.as_path(), second.as_path()];
+        let key_of = |line: &str| entry(line).key_file_in(&folders);
+        assert_eq!(key_of("work /i none"), None);
+        for folder in [&second, &first] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("work.key"), "secret").unwrap();
+            assert_eq!(key_of("work /i"), Some(folder.join("work.key")));
+        }
+        assert_eq!(key_of("other /i -"), None);
+        assert_eq!(key_of("work /i /a/key"), Some("/a/key".into()));
     }
 
     #[test]

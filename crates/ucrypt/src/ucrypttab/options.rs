@@ -345,10 +345,14 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A time as in systemd.time(7): seconds, or numbers with units. Parts of a second count as a whole one.
+/// A time as in systemd.time(7): seconds, or numbers with units. Parts of a second count as a whole one. `infinity` is
+/// 0: both mean no limit wherever the table has a time.
 fn time(text: &str) -> Option<Duration> {
     let mut rest = text.trim();
     let mut total = Duration::ZERO;
+    if rest == "infinity" {
+        return Some(total);
+    }
     if rest.is_empty() {
         return None;
     }
@@ -522,10 +526,11 @@ mod tests {
             ("2m5", 125),
             ("1ms", 1),
             ("1500ms", 2),
+            ("infinity", 0),
         ] {
             assert_eq!(seconds(text), Some(expected), "{text}");
         }
-        for wrong in ["", " ", "x", "-1", "1y", "1.5", "99999999999", "infinity"] {
+        for wrong in ["", " ", "x", "-1", "1y", "1.5", "99999999999"] {
             assert_eq!(seconds(wrong), None, "{wrong}");
         }
     }
