@@ -41,18 +41,20 @@ install: build
 	scripts/install target/release/ucrypt "$(PREFIX)" "$(DESTDIR)"
 
 deb: build sbom
-	scripts/deb target/release/ucrypt target/deb target/sbom
+	mkdir -p target/deb
+	scripts/deb target/release/ucrypt target/deb target/sbom >target/deb/path
+	cat target/deb/path
 
 try-deb: deb
-	[ -n "$$(command -v mmdebstrap)" ] || apt-get install -y mmdebstrap
-	scripts/try-deb "$$(ls -t target/deb/*.deb | head -n 1)"
+	scripts/setup walks
+	scripts/try-deb "$$(cat target/deb/path)"
 
 STATIC = x86_64-unknown-linux-musl
 
 walks: deb
 	scripts/setup walks
 	for walk in root user container; do \
-	    tests/walks/$$walk "$$(ls -t target/deb/*.deb | head -n 1)" || exit 1; \
+	    tests/walks/$$walk "$$(cat target/deb/path)" || exit 1; \
 	done
 
 static: sbom
@@ -70,7 +72,9 @@ sbom:
 	scripts/sbom target/sbom
 
 container: static
+	scripts/setup walks
 	podman build --file dist/container/Containerfile --tag ucrypt target/static
+	scripts/try-container ucrypt
 
 cross:
 	scripts/setup build tools targets aarch64

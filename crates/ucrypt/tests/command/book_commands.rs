@@ -94,9 +94,9 @@ const SAMPLES: &[Sample] = &[
     },
     Sample {
         page: "docs/mount.md",
-        begins: "ucrypt open disk.img work",
+        begins: "disk=$(ucrypt open disk.img work)",
         before: &["mkdir ~/work"],
-        replaced: &[("\"$XDG_RUNTIME_DIR/ucrypt/work\"", "-q /dev/ucrypt/work")],
+        replaced: &[("/sbin/mkfs.ext4", "/sbin/mkfs.ext4 -q")],
         after: "ucrypt umount ~/work; ucrypt close work",
     },
     Sample {
@@ -238,8 +238,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 ];
 
 const UNITS: &str = "needs systemd as process 1; the_socket_of_a_unit_is_served has its protocol";
-const PODMAN: &str =
-    "needs Podman and the image of make container; tests/walks/container goes this way";
+const PODMAN: &str = "needs Podman and the image of make container: scripts/try-container";
 const INSTALLED: &str = "installed::what_is_installed_is_listed_and_goes_with_its_list";
 const GUEST: &str = "needs the kernel's ublk; tests/guest";
 const MACHINE: &str = "needs a virtual machine; tests/virtual_machine";
