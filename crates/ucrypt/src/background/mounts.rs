@@ -13,10 +13,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount_change, move_mount,
@@ -33,15 +34,67 @@ const SYSTEM: [&str; 3] = ["/dev", "/proc", "/sys"];
 /// Where the new root is mounted before it becomes the root: any directory.
 const STEP: &str = "/proc";
 
+/// Why a server stays in the mount namespace of its user.
+#[derive(Debug)]
+pub(super) enum Stays {
+    /// The root is not that of the namespace (chroot): a namespace of its own would keep what lies outside of the
+    /// root, and the way back from a failure leads there.
+    ChangedRoot,
+    /// The system refused.
+    Refused(io::Error),
+}
+
+impl From<io::Error> for Stays {
+    fn from(error: io::Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Errno> for Stays {
+    fn from(error: Errno) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
 /// Moves this thread, and those it will start, to a namespace that contains only the directory
 /// `own` and the system directories. On failure, everything is as before.
-pub(super) fn enter(own: &Path) -> io::Result<()> {
+pub(super) fn enter(own: &Path) -> Result<(), Stays> {
     let before = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    if has_changed_root(before.as_fd())? {
+        return Err(Stays::ChangedRoot);
+    }
     #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
-    enter_root(own).inspect_err(|_| {
-        // Return to the old namespace.
+    let entered = enter_root(own).inspect_err(|_| {
+        // Return to the old namespace, to its root.
         let _ = move_into_link_name_space(before.as_fd(), Some(LinkNameSpaceType::Mount));
+    });
+    Ok(entered?)
+}
+
+/// Whether the root of this process is not that of its mount namespace. Whoever moves into a namespace, the present one
+/// too, gets its root: so a thread that shares its root with no other does, and looks.
+fn has_changed_root(namespace: BorrowedFd<'_>) -> io::Result<bool> {
+    let root = || {
+        let found =
+            statx(CWD, "/", AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+        Ok::<_, io::Error>((
+            found.stx_mnt_id,
+            found.stx_dev_major,
+            found.stx_dev_minor,
+            found.stx_ino,
+        ))
+    };
+    let look = || {
+        let present = root()?;
+        #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
+        rustix::thread::unshare(UnshareFlags::FS)?;
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Mount))?;
+        Ok(root()? != present)
+    };
+    std::thread::scope(|scope| {
+        let looks = std::thread::Builder::new().spawn_scoped(scope, look)?;
+        looks.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
 }
 

@@ -16,7 +16,7 @@ use rustix::process::configure_io_flusher_behavior;
 use serde_json::{Value, json};
 use ucrypt_backend::{keep_resident, may_lock_all};
 
-use super::mounts;
+use super::mounts::{self, Stays};
 use crate::runtime::RuntimePaths;
 
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
@@ -54,9 +54,13 @@ impl Resilience {
 
     /// Leaves the mounts of the user, except the server's directory.
     pub(super) fn leave_mounts(&mut self, paths: &RuntimePaths) {
-        if let Err(error) = mounts::enter(paths.dir()) {
-            let what = "no mount namespace of its own";
-            self.note(what, "give it CAP_SYS_ADMIN", errno(&error));
+        let what = "no mount namespace of its own";
+        match mounts::enter(paths.dir()) {
+            Ok(()) => {}
+            Err(Stays::ChangedRoot) => self.notes.push(format!("{what}: it runs in a chroot")),
+            Err(Stays::Refused(error)) => {
+                self.note(what, "give it CAP_SYS_ADMIN", errno(&error));
+            }
         }
     }
 

@@ -174,6 +174,42 @@ fn root_of_a_user_namespace() {
     locks_nothing_and_says_so(&root.opens_writes_and_closes(&image));
 }
 
+/// A server that could not leave the mounts of its user went on with the root of the mount namespace: it made its
+/// sockets outside of the chroot.
+#[test]
+fn root_of_a_chroot_stays_in_it() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    fs::create_dir(scratch.path("root")).expect("a directory");
+    fs::rename(&image.path, scratch.path("root/image")).expect("moved");
+    fs::copy(scratch.path("passphrase"), scratch.path("root/passphrase")).expect("copied");
+    // A root that is a mount point, too, and one that is none.
+    for mounted in ["", "mount --bind root root"] {
+        let text = format!(
+            "{mounted}
+            mkdir -p root/run root/proc root/dev
+            for dir in bin sbin lib lib64 usr etc; do
+                if [ -h /$dir ]; then ln -sfn $(readlink /$dir) root/$dir
+                elif [ -d /$dir ]; then mkdir -p root/$dir; mount --rbind /$dir root/$dir; fi
+            done
+            mount -t proc none root/proc; mount --rbind /dev root/dev
+            : >root/ucrypt; mount --bind $1 root/ucrypt
+            XDG_RUNTIME_DIR=/run chroot root sh -euc '
+                trap \"/ucrypt close work 2>/dev/null || true\" EXIT
+                /ucrypt open --key-file passphrase --as nbd image work >/dev/null
+                ls -A /run/ucrypt | sort
+                /ucrypt status work --json
+                /ucrypt close work'"
+        );
+        let said = run(&mut script(&scratch, &text, &[UCRYPT]), b"").text();
+        let (files, status) = said.split_at(said.find('{').expect("a status"));
+        assert_eq!(files, ".work.lock\n.work.log\n.work.nbd\n.work.sock\n", "{mounted}");
+        let status: Value = serde_json::from_str(status).expect("JSON");
+        let notes = status["server"]["notes"].to_string();
+        assert!(notes.contains("no mount namespace of its own: it runs in a chroot"), "{notes}");
+    }
+}
+
 #[test]
 fn a_user_without_a_session() {
     let scratch = Scratch::new();
