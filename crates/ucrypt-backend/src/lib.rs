@@ -253,6 +253,3 @@ pub trait Backend: Send + Sync {
     /// A one-line description, e.g. `file /x.img (io_uring)`.
     fn describe(&self) -> String;
 }
-
-/// A backend shared by the queues of several exports.
-pub type SharedBackend = Arc<dyn Backend>;

@@ -14,7 +14,9 @@ use crate::cost_model::CostModel;
 use crate::environment::{BackendTraits, Environment};
 use crate::estimates::Estimates;
 use crate::explorer::{Arm, Explorer};
-use crate::policy::{CipherDone, Context, Policy, Shape, Split, Target, WakeLatency, Work};
+use crate::policy::{
+    CipherDone, Context, Policy, Shape, Split, Target, TransformedBy, WakeLatency, Work,
+};
 use crate::request::{Op, Urgency};
 use crate::tuning::{CACHE_BYTES, OPERATION_NS, PAGE_BYTES, SPREAD_BYTES};
 
@@ -222,14 +224,19 @@ impl Policy for Configured {
     }
 
     fn on_cipher_done(&mut self, done: &CipherDone) {
+        let by_worker = done.by == TransformedBy::Worker;
         if let Some(spent_ns) = done.spent_ns
             // This thread is slower beside a working worker: such samples are left out.
-            && (done.offloaded || !done.beside_workers)
+            && (by_worker || !done.beside_workers)
         {
-            self.estimates.cipher(done.op.is_write(), done.offloaded, done.bytes, spent_ns);
+            self.estimates.cipher(done.op.is_write(), by_worker, done.bytes, spent_ns);
         }
-        if let Some(WakeLatency { slept_ns, ns }) = done.wake_latency {
-            self.estimates.wake_latency(slept_ns, ns);
+        match done.wake_latency {
+            Some(WakeLatency { slept_ns, ns }) if by_worker => {
+                self.estimates.wake_latency(slept_ns, ns);
+            }
+            Some(WakeLatency { slept_ns, ns }) => self.estimates.wakes_later(slept_ns, ns),
+            None => {}
         }
     }
 

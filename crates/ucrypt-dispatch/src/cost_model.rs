@@ -43,8 +43,8 @@ impl CostModel<'_> {
     }
 
     /// Only the last chunk of a read has no I/O to overlap with. A longer chunk before it costs
-    /// nothing as long as it is decrypted before the next one arrives. Bytes take at least as long
-    /// to arrive as to decrypt, so a chunk may be longer than the next one by as much as the cipher
+    /// nothing as long as it is decrypted before the next one arrives. If bytes take at least as
+    /// long to arrive as to decrypt, a chunk may be longer than the next one by as much as the cipher
     /// decrypts while one more operation starts. With each chunk shorter than the one before it by
     /// that much, half of the `k` nanoseconds of each further operation is hidden, and the sum is
     /// least at `n = sqrt(2c/dk)`. The rest of a read is split as a read of its own would be, which

@@ -3,8 +3,8 @@
 //! Most figures are measured while requests run, and are moving averages over about the last dozen
 //! observations. A sample is capped at four times the present value, so that a preempted thread
 //! does not pass for a slow cipher. Three figures are measured once, by the calibration when the
-//! volume is opened, and stay: enqueue cost, copy penalty and copy. They are differences between
-//! two ways to do the same, and a request is done only one way.
+//! volume is opened, and stay: enqueue cost, copy penalty and copy. None of them can be seen in a
+//! request, which is carried out in one way only.
 
 use crate::tuning::{
     CIPHER_NS_PER_BYTE, DRIFT_WEIGHT, ENQUEUE_COST_NS, OUTLIER_FACTOR, SAMPLE_WEIGHT, SLEEPS_NS,
@@ -30,7 +30,8 @@ impl Average {
         if !sample.is_finite() || sample < 0.0 {
             return;
         }
-        self.value = if self.samples == 0 {
+        // Before the first sample there may be a value to start from.
+        self.value = if self.samples == 0 && self.value == 0.0 {
             sample
         } else {
             let sample = sample.min(self.value * OUTLIER_FACTOR + 1.0);
@@ -71,7 +72,7 @@ impl Cipher {
     fn add(&mut self, by_worker: bool, ns_per_byte: f64) {
         if by_worker {
             if self.worker.samples == 0 {
-                self.worker = self.here;
+                self.worker.value = self.here.value;
             }
             self.worker.add(ns_per_byte);
         } else {
@@ -119,6 +120,15 @@ pub struct Measured {
     pub copy_penalty_ns_per_byte: Option<f64>,
     /// Time for which the kernel copies a byte written to a backend in memory.
     pub copy_ns_per_byte: Option<f64>,
+    /// From submission to answer of a write, by its length: [`Measured::write_bytes_min`].
+    pub writes_ns: [Average; SIZES],
+}
+
+impl Measured {
+    /// The least length in bytes of the writes that `writes_ns[class]` counts; the first class has all shorter ones, too.
+    pub fn write_bytes_min(class: usize) -> u64 {
+        512 << class
+    }
 }
 
 fn class(bytes: u64) -> usize {
@@ -143,6 +153,7 @@ impl Estimates {
             enqueue_cost_ns: self.enqueue_cost,
             copy_penalty_ns_per_byte: self.copy_penalty,
             copy_ns_per_byte: self.copy,
+            writes_ns: self.writes,
         }
     }
 
@@ -164,6 +175,14 @@ impl Estimates {
     /// time. The workers had slept for `slept_ns`.
     pub fn wake_latency(&mut self, slept_ns: u64, ns: u64) {
         self.wake_latencies[sleep_class(slept_ns)].add(ns as f64);
+    }
+
+    /// A worker that had slept for `slept_ns` had not begun `ns` after it was woken. That says
+    /// something only if its wake latency was thought to be shorter.
+    pub fn wakes_later(&mut self, slept_ns: u64, ns: u64) {
+        if ns as f64 > self.wake_latency_ns(slept_ns) {
+            self.wake_latency(slept_ns, ns);
+        }
     }
 
     /// Adds a sample: waking a worker took this thread `ns`, whatever the worker did then.
@@ -265,6 +284,30 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_had_not_begun_makes_no_wake_latency_shorter() {
+        let mut estimates = Estimates::default();
+        estimates.wakes_later(0, 1);
+        assert_eq!(estimates.measured_wake_latency_ns(0), None, "that is no wake latency");
+        estimates.wake_latency(0, 6_000);
+        estimates.wakes_later(0, 2_000);
+        assert!((estimates.wake_latency_ns(0) - 6_000.0).abs() < 1.0);
+        estimates.wakes_later(0, 9_000);
+        assert!(estimates.wake_latency_ns(0) > 6_100.0);
+    }
+
+    #[test]
+    fn a_sample_of_a_worker_counts_as_one() {
+        let mut estimates = Estimates::default();
+        for _ in 0..20 {
+            estimates.calibrated(1000, 100);
+        }
+        estimates.cipher(true, true, 1000, 200);
+        let measured = estimates.measured();
+        assert_eq!(measured.worker_encrypt_ns_per_byte.samples(), 1);
+        assert_eq!(measured.encrypt_ns_per_byte.samples(), 20);
+    }
+
+    #[test]
     fn an_average_follows_what_changes_and_not_what_is_odd() {
         let mut average = Average::default();
         assert!((average.or(7.0) - 7.0).abs() < f64::EPSILON);
@@ -315,5 +358,10 @@ mod tests {
         assert_eq!(estimates.write_ns(8191), Some(80_000.0));
         assert_eq!(estimates.write_ns(8192), None);
         assert_eq!(estimates.write_ns(u64::MAX), Some(5.0));
+        let measured = estimates.measured();
+        let seen =
+            measured.writes_ns.iter().enumerate().filter(|(_, average)| average.samples() > 0);
+        let seen: Vec<_> = seen.map(|(class, _)| Measured::write_bytes_min(class)).collect();
+        assert_eq!(seen, [4096, 512 << 20]);
     }
 }

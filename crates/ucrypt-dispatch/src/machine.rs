@@ -60,7 +60,7 @@ use std::collections::VecDeque;
 
 use crate::chunk::{Chunk, ChunkId, Part, Phase, RequestId};
 use crate::environment::{BackendTraits, Bounds, Environment};
-use crate::policy::{CipherDone, Context, Policy, Target, WakeLatency, Work};
+use crate::policy::{CipherDone, Context, Policy, Target, TransformedBy, WakeLatency, Work};
 use crate::ready::ReadyQueue;
 use crate::request::{IoKind, Op, Request, Urgency};
 use crate::slab::Slab;
@@ -490,7 +490,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     }
 
     /// Reports that this thread transformed an offloaded chunk itself, because no worker had taken
-    /// it yet. The chunk counts as inline; the policy learns from it as from any offloaded chunk.
+    /// it yet. The chunk counts as inline.
     ///
     /// # Panics
     /// If that chunk was not offloaded.
@@ -565,18 +565,22 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             WakeLatency { slept_ns, ns: waited_ns.saturating_sub(spent_ns) }
         });
         if offloaded {
-            self.ready.take_back(bytes, now_ns);
+            self.ready.offload_ended(bytes, now_ns);
         } else {
             self.policy.on_placed(op, false);
         }
-        if offloaded && !taken_back {
-            self.stats.offloaded += 1;
-        } else {
-            self.stats.inline += 1;
+        let by = match (offloaded, taken_back) {
+            (false, _) => TransformedBy::ThisThread,
+            (true, true) => TransformedBy::ThisThreadAfterAll,
+            (true, false) => TransformedBy::Worker,
+        };
+        match by {
+            TransformedBy::Worker => self.stats.offloaded += 1,
+            TransformedBy::ThisThread | TransformedBy::ThisThreadAfterAll => self.stats.inline += 1,
         }
         self.stats.taken_back += u64::from(taken_back);
         let beside_workers = self.ready.offloaded_bytes() > 0;
-        let done = CipherDone { op, bytes, spent_ns, offloaded, beside_workers, wake_latency };
+        let done = CipherDone { op, bytes, spent_ns, by, beside_workers, wake_latency };
         self.policy.on_cipher_done(&done);
         op.is_write()
     }

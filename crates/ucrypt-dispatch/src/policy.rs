@@ -1,7 +1,8 @@
 //! What *should* happen to requests. The machine knows what *may* happen: admission, order,
 //! barriers, cancellation, bounds. Whatever a policy answers, the machine keeps its contract.
 //!
-//! A [`Policy`] answers two questions, and is told what actually happened:
+//! A [`Policy`] answers two questions, and is told what actually happened. (Its other methods say how it wants to be
+//! asked: whether the machine looks ahead, and whether times have to be exact.)
 //!
 //! ```text
 //! asked     split (how long is the next chunk, what may join it) · target (where is it transformed)
@@ -93,8 +94,20 @@ pub enum Shape {
 pub struct WakeLatency {
     /// Nanoseconds since a worker last had a chunk of the machine; `u64::MAX`: none ever had.
     pub slept_ns: u64,
-    /// Nanoseconds from waking the worker until its answer, without the transform.
+    /// Nanoseconds from waking the worker until its answer, without the transform; if this thread
+    /// took the chunk back, until it began, before the worker did: the wake latency is longer.
     pub ns: u64,
+}
+
+/// Who transformed a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransformedBy {
+    /// The thread that has the request.
+    ThisThread,
+    /// The same, after workers were handed the chunk and none had begun.
+    ThisThreadAfterAll,
+    /// A worker.
+    Worker,
 }
 
 /// A chunk was transformed.
@@ -106,8 +119,8 @@ pub struct CipherDone {
     pub bytes: u64,
     /// Nanoseconds of transform on some core, if measured.
     pub spent_ns: Option<u64>,
-    /// Whether workers were handed it, even if this thread took it back.
-    pub offloaded: bool,
+    /// Where: by a worker, here, or here after a worker that was handed it had not begun.
+    pub by: TransformedBy,
     /// Whether workers had other chunks of this queue at the end.
     pub beside_workers: bool,
     /// `None` if no worker was woken for the chunk.

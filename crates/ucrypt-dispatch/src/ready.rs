@@ -74,7 +74,7 @@ impl ReadyQueue {
     }
 
     /// Counts a chunk as given back by a worker.
-    pub(crate) fn take_back(&mut self, bytes: u64, now_ns: u64) {
+    pub(crate) fn offload_ended(&mut self, bytes: u64, now_ns: u64) {
         self.offloaded -= 1;
         self.offloaded_bytes -= bytes;
         self.returned_ns = Some(now_ns);

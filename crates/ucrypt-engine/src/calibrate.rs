@@ -4,8 +4,8 @@
 //! A volume may be opened while every core is busy, as at boot. A trip to a worker then takes as
 //! long as the scheduler makes this thread wait, and the volume would keep that figure: what looks
 //! too expensive is never tried again. So trips in which this thread waited for a core do not
-//! count. If none is left, the measurement is repeated after a rest. If none is left then either,
-//! the figure stays unmeasured.
+//! count. If none is left, the measurement is repeated after a rest, twice at most. If none is left
+//! then either, the figure stays unmeasured.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

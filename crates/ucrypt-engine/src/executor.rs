@@ -40,7 +40,8 @@ pub trait WorkerPool: Send + Sync {
     /// The job, if it was not taken.
     fn offload_same_core(&self, job: Job) -> Result<(), Job>;
 
-    /// Takes one waiting job, for a queue that has no work of its own ([`Queue::run`]).
+    /// Takes one waiting job, for a queue that has no work of its own ([`Queue::run`]); `None` if there is none, or
+    /// if the pool itself gives jobs to such queues.
     ///
     /// [`Queue::run`]: crate::Queue::run
     fn take(&self) -> Option<Job>;

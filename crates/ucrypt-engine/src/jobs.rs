@@ -1,7 +1,8 @@
 //! Where jobs wait for workers, and when a job wakes one.
 //!
-//! The pool of threads (`workers`) and the pool of a simulator are both made of this: they differ
-//! in what a worker is, not in which jobs are taken, by whom, and who is woken for them.
+//! The pool of threads (`workers`) and the pool of a simulator are both made of this: rings, and the
+//! rule when a job wakes a worker. They differ in what a worker is, how long it looks for work
+//! before it sleeps, and which of several sleeping ones is woken.
 
 use crossbeam_queue::ArrayQueue;
 

@@ -142,7 +142,7 @@ pub struct Meters {
     pub depths: Depths,
     /// Chunks transformed by the threads that receive requests.
     pub inline: Transforms,
-    /// Chunks transformed by workers.
+    /// Chunks transformed by workers, or by other queues in their place.
     pub workers: Transforms,
     /// Requests that failed, by kind ([`Kind::ALL`]).
     pub errors: [Failed; Kind::ALL.len()],

@@ -136,7 +136,7 @@ const MACHINE_REQUESTS_EACH: u32 = 3;
 /// Encrypted zeroes under way, in 512-byte sectors (256 KiB): enough to keep a disk busy.
 const ZEROES_SECTORS_MAX: u64 = 512;
 
-/// Minimum number of chunks: room for one request of 32 MiB.
+/// Minimum number of chunks: room for one request of 32 MiB in chunks of 1 MiB.
 const CHUNKS_MIN: u32 = 32;
 
 impl Queue {
@@ -231,7 +231,8 @@ impl Queue {
     }
 
     /// How urgently clients wait for the requests submitted from now on. The adaptive policy never
-    /// offloads requests that are polled for, and always offloads read-ahead. `Normal` at first.
+    /// offloads requests that are polled for, and always offloads read-ahead if a core is spare for a worker. `Normal`
+    /// at first.
     pub fn set_urgency(&mut self, urgency: Urgency) {
         self.owner.urgency = urgency;
     }

@@ -22,7 +22,7 @@ pub struct Segment {
 
 /// What is known of a segment without its key.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct SegmentInfo {
     /// Start on the backend, in bytes.
     pub(crate) backend_offset: u64,
     /// Bytes that are encrypted as a unit; 512 without encryption.
@@ -32,7 +32,7 @@ pub(crate) struct Part {
     streams: bool,
 }
 
-impl Part {
+impl SegmentInfo {
     fn of(segment: &Segment) -> Self {
         Self {
             backend_offset: segment.backend_offset,
@@ -62,7 +62,7 @@ pub struct CipherModel {
 
 /// The segments of a volume, end to end, and the transforms of their sectors.
 pub(crate) struct Segments {
-    list: Vec<Part>,
+    list: Vec<SegmentInfo>,
     keys: Keys,
     model: Option<CipherModel>,
     /// The backend's bytes in place, if it has them.
@@ -82,9 +82,9 @@ pub(crate) enum CipherOp {
 }
 
 impl Deref for Segments {
-    type Target = [Part];
+    type Target = [SegmentInfo];
 
-    fn deref(&self) -> &[Part] {
+    fn deref(&self) -> &[SegmentInfo] {
         &self.list
     }
 }
@@ -96,7 +96,7 @@ impl Segments {
         mapping: Option<Arc<dyn Map>>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let list = segments.iter().map(Part::of).collect();
+        let list = segments.iter().map(SegmentInfo::of).collect();
         let keys = Keys::new(segments.into_iter().map(|segment| segment.cipher).collect());
         Self { list, keys, model, mapping, clock }
     }
@@ -108,7 +108,7 @@ impl Segments {
 
     /// Whether these ciphers, by segment, encrypt in the same units as those at the start.
     pub(crate) fn accept(&self, ciphers: &[Option<SectorCipher>]) -> bool {
-        let same = |(part, cipher): (&Part, &Option<SectorCipher>)| match cipher {
+        let same = |(part, cipher): (&SegmentInfo, &Option<SectorCipher>)| match cipher {
             None => !part.is_encrypted,
             Some(cipher) => part.is_encrypted && part.sector_size == cipher.sector_size(),
         };
@@ -174,7 +174,7 @@ impl Segments {
         bufs: &mut [Buf],
     ) -> Result<(), Errno> {
         let mapping = self.mapping.as_ref().ok_or(Errno::IO)?;
-        let Part { backend_offset, is_encrypted, .. } = self.list[segment];
+        let SegmentInfo { backend_offset, is_encrypted, .. } = self.list[segment];
         for buf in bufs {
             let started = self.model.map(|_| self.clock.now_ns());
             let (offset, len) = (backend_offset + sector * 512, buf.len());
@@ -246,7 +246,7 @@ impl Segments {
         plain: &[u8],
     ) -> Option<Result<(), Errno>> {
         let mapping = self.mapping.as_ref()?;
-        let Part { backend_offset, is_encrypted, .. } = self.list[segment];
+        let SegmentInfo { backend_offset, is_encrypted, .. } = self.list[segment];
         let started = self.model.filter(|_| is_encrypted).map(|_| self.clock.now_ns());
         let offset = backend_offset + sector * 512;
         let written = mapping.write(offset, plain.len(), &mut |range, kept| {

@@ -33,7 +33,7 @@ pub struct VolumeOptions {
     /// Buffer memory in bytes that queues share, in addition to [`QueueConfig::memory`]. Pages are
     /// allocated when they are first touched.
     pub shared_memory: usize,
-    /// Number of crypto workers; `None`: one per core. With `None`, the adaptive policy uses as
+    /// Number of workers; `None`: one per core. With `None`, the adaptive policy uses as
     /// many workers as there are spare cores at the time, and all while it tries offloading
     /// everything; on one core it has none.
     pub workers: Option<usize>,
@@ -102,7 +102,9 @@ pub enum VolumeError {
     #[error("the volume is empty: the image holds no data after its header")]
     Empty,
     /// The system refused a thread.
-    #[error("cannot start the crypto workers: {error}; raise the limit on threads (ulimit -u)")]
+    #[error(
+        "cannot start the workers that encrypt: {error}; raise the limit on threads (ulimit -u)"
+    )]
     Workers {
         /// The system's error.
         error: String,

@@ -1,4 +1,4 @@
-//! The crypto workers of a volume: threads that transform offloaded chunks.
+//! The workers of a volume: threads that transform offloaded chunks.
 //!
 //! Contract:
 //!

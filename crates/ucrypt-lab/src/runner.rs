@@ -10,7 +10,7 @@ use crate::bench::Bench;
 use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::dd;
-use crate::load::{INTERRUPTED, Load, Times};
+use crate::load::{Load, Times};
 use crate::mounted;
 use crate::process;
 use crate::sample::Sample;
@@ -678,11 +678,6 @@ impl Pace {
 /// The generator for served contenders: fio where it is installed.
 pub fn generator() -> Generator {
     if process::is_installed("fio") { Generator::Fio } else { Generator::BuiltIn }
-}
-
-/// Whether an error is a stop that somebody asked for.
-pub fn is_interrupted(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Interrupted && error.to_string() == INTERRUPTED
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub struct VolumeKind {
     pub sector_size: Option<u32>,
     /// The policies that dispatch requests.
     pub policies: Policies,
-    /// Number of crypto workers; 0: the thread of the queue does all transforms.
+    /// Number of workers; 0: the thread of the queue does all transforms.
     pub workers: usize,
     /// Where the volume begins, in bytes of the backend.
     pub offset: u64,

@@ -109,7 +109,7 @@ impl Queue {
         // Chunks that workers have encrypted go to the backend before this thread waits, and the
         // queue's owner takes foreign completions.
         let wait = wait && !transformed && self.awaits_backend_only() && !self.has_foreign();
-        let any = wait && self.spin()? || self.take_stored(wait)? || transformed;
+        let any = wait && self.spin()? || self.take_completions(wait)? || transformed;
         if any {
             self.round.environment = self.look_at_workers();
         } else {
@@ -168,7 +168,7 @@ impl Queue {
 
     /// Takes the backend's answers, blocking for one if `wait` is set. Returns whether there were
     /// any.
-    pub(super) fn take_stored(&mut self, wait: bool) -> io::Result<bool> {
+    pub(super) fn take_completions(&mut self, wait: bool) -> io::Result<bool> {
         let mut answers = std::mem::take(&mut self.backend.answers);
         let polled = if !wait {
             self.backend.queue().poll(&mut answers)
@@ -249,7 +249,7 @@ impl Queue {
             return;
         }
         // A broken queue fails again at the next poll, which reports the error.
-        let _ = self.take_stored(false);
+        let _ = self.take_completions(false);
     }
 
     /// The workers that this queue may use now.

@@ -222,7 +222,7 @@ impl Queue {
         }
         let until_ns = self.time.exact_ns().saturating_add(budget_ns);
         let caught = loop {
-            if self.take_stored(false)? {
+            if self.take_completions(false)? {
                 break true;
             }
             self.poll_own_ring()?;

@@ -165,7 +165,7 @@ impl Queue {
             RingOf::Backend => {
                 let ring = self.backend.queue().shared_ring();
                 if ring.map_or(Ok(false), |mut ring| ring.watch(self.wakers.own.as_fd()))? {
-                    self.take_stored(true)?;
+                    self.take_completions(true)?;
                 }
                 return Ok(());
             }

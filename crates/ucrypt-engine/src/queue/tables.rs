@@ -91,10 +91,11 @@ pub(super) struct Body {
     pub(super) sectors: u64,
 }
 
-/// A partly written sector: read, modified, written back.
+/// A partly written unit of the backend (a cipher sector, or more where the backend writes no less): read, modified,
+/// written back.
 #[derive(Debug)]
 pub(super) struct Edge {
-    /// First 512-byte sector of the volume, and 512-byte sectors per cipher sector.
+    /// First 512-byte sector of the volume, and 512-byte sectors of the unit.
     pub(super) sector: u64,
     pub(super) sectors: u64,
     /// Memory for the sector, until the machine request has it.

@@ -1,4 +1,4 @@
-//! The costs of this machine, for the simulator: cores, cipher, hand-over to workers, and a drive.
+//! The costs of this machine, for the simulator: cores, cipher, offloading to workers, and a drive.
 //!
 //! What is measured once and then computed with has to be checked: [`Calibrated::checks`] holds loads
 //! that were carried out here and in the simulator, with the same engine. Those that a cost was taken

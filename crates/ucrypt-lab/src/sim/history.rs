@@ -4,7 +4,7 @@
 //! dm-crypt of that time. The cipher of each is taken from the published rows named beside it; the
 //! rows that it is taken from are no test of the model, all others are. The dispatcher of
 //! `adaptive` is told the costs of the machine as the engine's calibration measures them when it
-//! starts (cipher, waking, hand-over, copying); what a device wants it learns as it does on a disk.
+//! starts (cipher, waking, enqueueing, copying); what a device wants it learns as it does on a disk.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -24,7 +24,7 @@ pub struct Costs {
     pub enter: Option<u64>,
     /// To take one answer of the backend.
     pub answer: u64,
-    /// To put a crypt job into the workers' queue, or to take its result from there.
+    /// To put a job into the workers' queue, or to take its result from there.
     pub enqueue: u64,
     /// Extra picoseconds per byte to copy data that another core has transformed; the engine
     /// measures this when a volume is opened.

@@ -21,6 +21,11 @@
 //! - Threads of one core share its cipher unit ([`World::set_threads_per_core`]), which carries out one
 //!   transform after the other. All else of a core each thread has for itself.
 //! - Memory bandwidth and frequency changes are not modelled.
+//!
+//! # What of the engine does not run here
+//! What blocks a thread: `Queue::wait` with the sleep in it (its decisions do run: [`Queue::may_sleep`], what wakes
+//! a queue, and `World::queue_turn` gives a queue others' jobs as `wait` does), the threads of the worker pool, and the
+//! spinning and waiting for two descriptors of the exports.
 
 mod caches;
 mod content;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use ucrypt_engine::meters::{Latencies, Meters, Transforms};
-use ucrypt_engine::{Decisions, OPERATION_NS, Poll, Polled};
+use ucrypt_engine::{Decisions, Measured, OPERATION_NS, Poll, Polled};
 
 use super::control::{self, Asked, OPEN, Request};
 use super::link::Link;
@@ -519,8 +519,8 @@ fn queue(decisions: &Decisions) -> Value {
         "chunks_taken_back": stats.taken_back,
         "chunks_all_inline": explored.all_inline,
         "chunks_all_offload": explored.all_offload,
-        "chunks_coarser": explored.coarse,
-        "chunks_not_split": explored.whole,
+        "chunks_coarse": explored.coarse,
+        "chunks_whole": explored.whole,
         "operation_ns_assumed": OPERATION_NS,
         "wake_latency_applied_ns": wake_latency_applied_ns,
         "samples": samples,
@@ -530,6 +530,11 @@ fn queue(decisions: &Decisions) -> Value {
     for (name, figure) in figures {
         shown[name] = json!(figure.get());
     }
+    let writes = measured.writes_ns.iter().enumerate().filter_map(|(class, figure)| {
+        let bytes = Measured::write_bytes_min(class);
+        figure.get().map(|ns| json!({ "bytes_min": bytes, "ns": ns, "samples": figure.samples() }))
+    });
+    shown["writes"] = writes.collect();
     for (name, figure) in at_open {
         shown[name] = json!(figure);
     }

@@ -2,6 +2,7 @@
 //!
 //! Everything that a server tells is untrusted by whoever reads it: a missing value is shown as empty.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -457,6 +458,9 @@ pub(super) fn dispatch(status: &Value) -> String {
     };
     let requests = sum("requests_whole") + sum("requests_split") + sum("requests_joined");
     let chunks = queues.chunks();
+    let applied = mean("wake_latency_applied_ns");
+    let applied =
+        applied.map_or_else(|| "none that was measured".into(), |ns| format!("{ns:.0} ns"));
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
         ("queues", format!("{} ({} used)", queues.0.len(), used().count())),
@@ -467,11 +471,12 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("wake latency", measured("wake_latency_ns", 0, "ns")),
         ("after 0.1 ms of sleep", measured("wake_latency_after_100us_ns", 0, "ns")),
         ("after 1 ms of sleep", measured("wake_latency_after_1ms_ns", 0, "ns")),
-        ("wake latency applied", figure("wake_latency_applied_ns", 0, "ns")),
+        ("wake latency applied", applied),
         ("wake cost", measured("wake_cost_ns", 0, "ns")),
         ("enqueue cost", once("enqueue_cost_ns", 0, "ns")),
         ("cross-core copy penalty", once("copy_penalty_ns_per_byte", 3, "ns per byte")),
         ("copy by the kernel", once("copy_ns_per_byte", 3, "ns per byte")),
+        ("a write takes", write_time(used())),
         ("one more operation", figure("operation_ns_assumed", 0, "ns (assumed)")),
         ("workers at hand", figure("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
@@ -482,8 +487,8 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("chunks offloaded", share("chunks_offloaded", chunks)),
         ("explored, all inline", share("chunks_all_inline", chunks)),
         ("explored, all offloaded", share("chunks_all_offload", chunks)),
-        ("explored, coarser", share("chunks_coarser", chunks)),
-        ("explored, not split", share("chunks_not_split", chunks)),
+        ("explored, coarse", share("chunks_coarse", chunks)),
+        ("explored, whole", share("chunks_whole", chunks)),
         ("waits for the disk", waiting(&status["polling"])),
     ];
     let mut shown = Why::of(status);
@@ -492,6 +497,27 @@ pub(super) fn dispatch(status: &Value) -> String {
         let _ = writeln!(shown, "  {:<26}{value}", format!("{name}:"));
     }
     shown
+}
+
+/// What writes of the length that was seen most often take.
+fn write_time<'a>(queues: impl Iterator<Item = &'a Value>) -> String {
+    let mut seen: BTreeMap<u64, (f64, u64)> = BTreeMap::new();
+    for class in queues.filter_map(|queue| queue["writes"].as_array()).flatten() {
+        let figures =
+            (class["bytes_min"].as_u64(), class["ns"].as_f64(), class["samples"].as_u64());
+        let (Some(bytes), Some(ns), Some(samples)) = figures else { continue };
+        let (sum, count) = seen.entry(bytes).or_default();
+        *sum += ns * samples as f64;
+        *count += samples;
+    }
+    let most = seen.into_iter().max_by_key(|(_, (_, count))| *count);
+    most.filter(|(_, (_, count))| *count > 0).map_or_else(
+        || NOT_MEASURED.into(),
+        |(bytes, (sum, count))| {
+            let ns = sum / count as f64;
+            format!("{ns:.0} ns from {} on ({count} samples)", size::human(bytes))
+        },
+    )
 }
 
 /// How the server waits for the disk while requests come one at a time, and why.

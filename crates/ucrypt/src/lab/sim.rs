@@ -55,7 +55,7 @@ pub(crate) struct SimArgs {
     /// Virtual time of a run of many-drives in milliseconds [default: 200, with --quick 10]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     time: Option<u64>,
-    /// Measure cores, cipher and hand-over of this machine first, and take them
+    /// Measure cores, cipher and offloading of this machine first, and take them
     #[arg(long)]
     calibrate: bool,
     /// Measure the drive of this directory, too, by a scratch file of 256 MiB in it, and take it
