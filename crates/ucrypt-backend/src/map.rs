@@ -41,8 +41,8 @@ use crate::stream::prefetch;
 use crate::{Access, Errno, Watch};
 
 /// Size of a block, in bytes: the unit whose presence is cached, and the longest piece lent.
-const BLOCK: usize = 64 << 10;
-const PAGE_MIN: usize = 4096;
+const BLOCK_BYTES: usize = 64 << 10;
+const PAGE_BYTES_MIN: usize = 4096;
 
 /// Number of block locks: blocks this many blocks apart share a lock.
 const LOCKS: usize = 1024;
@@ -148,9 +148,9 @@ impl Mapping {
             let _ = unsafe { munmap(base.as_ptr().cast(), len) };
             return Err(io::ErrorKind::OutOfMemory.into());
         };
-        let words = len.div_ceil(BLOCK).div_ceil(64);
+        let words = len.div_ceil(BLOCK_BYTES).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let locks = len.div_ceil(BLOCK).min(LOCKS);
+        let locks = len.div_ceil(BLOCK_BYTES).min(LOCKS);
         let locks = (0..locks).map(|_| RwLock::new(())).collect();
         Ok(Self { base, len, what: What::File { fd, watch, present, access, locks } })
     }
@@ -159,7 +159,7 @@ impl Mapping {
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let What::File { present, .. } = &self.what else { return };
         let end = offset.saturating_add(len).min(self.len as u64);
-        let blocks = offset / BLOCK as u64..end.div_ceil(BLOCK as u64);
+        let blocks = offset / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64);
         for block in blocks {
             let block = block as usize;
             present[block / 64].fetch_and(!(1 << (block % 64)), Ordering::Relaxed);
@@ -169,8 +169,10 @@ impl Mapping {
     /// Splits a range into pieces of at most a block; `None` if it reaches beyond the end.
     fn pieces(&self, offset: u64, len: usize) -> Option<impl Iterator<Item = Piece> + use<>> {
         let start = self.place(offset, len)?;
-        let pieces = (0..len).step_by(BLOCK);
-        Some(pieces.map(move |at| Piece { start: start + at, place: at..len.min(at + BLOCK) }))
+        let pieces = (0..len).step_by(BLOCK_BYTES);
+        Some(
+            pieces.map(move |at| Piece { start: start + at, place: at..len.min(at + BLOCK_BYTES) }),
+        )
     }
 
     /// The range's place in the mapping; `None` if it reaches beyond the end.
@@ -194,12 +196,12 @@ impl Mapping {
 
     /// Whether all pages of a block are in memory, according to the kernel.
     fn is_resident(&self, offset: usize, len: usize) -> bool {
-        let mut pages = [0; BLOCK / PAGE_MIN];
-        let start = offset / PAGE_MIN * PAGE_MIN;
-        let count = (offset + len).div_ceil(PAGE_MIN) - start / PAGE_MIN;
+        let mut pages = [0; BLOCK_BYTES / PAGE_BYTES_MIN];
+        let start = offset / PAGE_BYTES_MIN * PAGE_BYTES_MIN;
+        let count = (offset + len).div_ceil(PAGE_BYTES_MIN) - start / PAGE_BYTES_MIN;
         let Some(pages) = pages.get_mut(..count) else { return false };
         // SAFETY: the range lies in the mapping; there is a byte for each of its pages, which are
-        // no smaller than `PAGE_MIN`.
+        // no smaller than `PAGE_BYTES_MIN`.
         let asked = unsafe {
             libc::mincore(
                 self.base.as_ptr().add(start).cast(),
@@ -224,13 +226,13 @@ impl Map for Mapping {
         if watch.is_broken() {
             return false;
         }
-        (offset / BLOCK..(offset + len).div_ceil(BLOCK)).all(|block| {
+        (offset / BLOCK_BYTES..(offset + len).div_ceil(BLOCK_BYTES)).all(|block| {
             let (word, bit) = (&present[block / 64], 1 << (block % 64));
             if word.load(Ordering::Relaxed) & bit != 0 {
                 return true;
             }
-            let start = block * BLOCK;
-            let len = BLOCK.min(self.len - start);
+            let start = block * BLOCK_BYTES;
+            let len = BLOCK_BYTES.min(self.len - start);
             let is = self.is_resident(start, len);
             if is {
                 self.populate(start, len, *access);
@@ -308,7 +310,7 @@ impl Piece {
     /// The locks of the blocks that the piece touches, in the order in which all users take them.
     fn locks<'a>(&self, locks: &'a [RwLock<()>]) -> (&'a RwLock<()>, Option<&'a RwLock<()>>) {
         let last = self.start + self.place.len() - 1;
-        let [one, other] = [self.start, last].map(|at| at / BLOCK % locks.len());
+        let [one, other] = [self.start, last].map(|at| at / BLOCK_BYTES % locks.len());
         (&locks[one.min(other)], (one != other).then(|| &locks[one.max(other)]))
     }
 }
@@ -406,7 +408,7 @@ mod tests {
     }
 
     fn fill(mapping: &Mapping, offset: u64, len: usize, with: u8) -> Option<Result<(), Errno>> {
-        let from = vec![with; BLOCK];
+        let from = vec![with; BLOCK_BYTES];
         mapping.write(offset, len, &mut |_, bytes| {
             copy_streaming(bytes, &from);
             Ok(())

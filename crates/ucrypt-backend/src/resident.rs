@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::kernel_table;
 
 /// Upper bound of the page size, in bytes.
-const PAGE_MAX: usize = 64 << 10;
+const PAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Whether this process may lock unlimited memory. Under a limit, locking all future memory makes
 /// later allocations fail, which ends the program.
@@ -25,8 +25,8 @@ const PAGE_MAX: usize = 64 << 10;
 pub fn may_lock_all() -> bool {
     let Some(limit) = getrlimit(Resource::Memlock).current else { return true };
     let Ok(limit) = usize::try_from(limit) else { return true };
-    let Some(len) = limit.checked_next_multiple_of(PAGE_MAX) else { return true };
-    let Some(len) = len.checked_add(PAGE_MAX) else { return true };
+    let Some(len) = limit.checked_next_multiple_of(PAGE_BYTES_MAX) else { return true };
+    let Some(len) = len.checked_add(PAGE_BYTES_MAX) else { return true };
     // SAFETY: a new range at any free address; nobody can access it.
     let range = unsafe {
         mmap_anonymous(

@@ -23,7 +23,7 @@ use crate::waker::Waker;
 use crate::workers::{Inbox, Job, Transformed, Workers};
 
 /// Bytes per encryption, and number of encryptions: 64 KiB is a usual chunk.
-const BYTES: usize = 65536;
+const SAMPLE_BYTES: usize = 65536;
 const ROUNDS: u32 = 8;
 
 /// Number of trips of a job to a worker and back.
@@ -39,7 +39,7 @@ const ATTEMPTS: u32 = 3;
 const REST: Duration = Duration::from_millis(2);
 
 /// A small chunk.
-const SMALL: usize = 4096;
+const SMALL_BYTES: usize = 4096;
 
 /// Figures of a machine, in nanoseconds; `None`: there was nothing to measure.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -89,11 +89,11 @@ impl Calibration {
         let (wake_latency, wake_cost) = wake_ns(workers, waker, waited, NAP).unzip();
         let slept = wake_ns(workers, waker, waited, SLEEP);
         let wake_latency_slept = slept.map(|(latency, _)| latency);
-        let small = memory_ns(workers, waker, waited, SMALL);
-        let large = memory_ns(workers, waker, waited, BYTES);
+        let small = memory_ns(workers, waker, waited, SMALL_BYTES);
+        let large = memory_ns(workers, waker, waited, SAMPLE_BYTES);
         let (copy_penalty, copy) = (large.map(|trip| trip.penalty), large.map(|trip| trip.copy));
         let enqueue_cost = small.zip(copy_penalty).map(|(small, penalty)| {
-            small.all.saturating_sub(penalty * SMALL as u64 / BYTES as u64)
+            small.all.saturating_sub(penalty * SMALL_BYTES as u64 / SAMPLE_BYTES as u64)
         });
         let cipher = None;
         Self {
@@ -129,7 +129,7 @@ impl Calibration {
     /// Gives a queue's estimates their first samples, and those figures that are measured only here.
     pub(crate) fn teach(&self, estimates: &mut Estimates) {
         if let Some(ns) = self.cipher {
-            estimates.calibrated(BYTES as u64, ns);
+            estimates.calibrated(SAMPLE_BYTES as u64, ns);
         }
         if let Some(ns) = self.wake_latency {
             estimates.wake_latency(0, ns);
@@ -144,10 +144,10 @@ impl Calibration {
             estimates.set_enqueue_cost(ns);
         }
         if let Some(ns) = self.copy_penalty {
-            estimates.set_copy_penalty(BYTES as u64, ns);
+            estimates.set_copy_penalty(SAMPLE_BYTES as u64, ns);
         }
         if let Some(ns) = self.copy {
-            estimates.set_copy(BYTES as u64, ns);
+            estimates.set_copy(SAMPLE_BYTES as u64, ns);
         }
     }
 }
@@ -313,7 +313,7 @@ fn quick() -> Option<Segments> {
     let options = SectorOptions { sector_size: 4096, iv_offset: 0, iv_large_sectors: false };
     let key: Vec<u8> = (0..64).collect();
     let cipher = SectorCipher::new(&"aes-xts-plain64".parse().ok()?, &key, options).ok()?;
-    let segment = Segment { len: BYTES as u64, backend_offset: 0, cipher: Some(cipher) };
+    let segment = Segment { len: SAMPLE_BYTES as u64, backend_offset: 0, cipher: Some(cipher) };
     Some(Segments::new(vec![segment], None, None, Arc::new(Monotonic::new())))
 }
 
@@ -324,8 +324,8 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
         return Some(0);
     };
     let clock = Monotonic::new();
-    let plain = vec![0; BYTES];
-    let mut data = vec![0; BYTES];
+    let plain = vec![0; SAMPLE_BYTES];
+    let mut data = vec![0; SAMPLE_BYTES];
     let rounds = (0..ROUNDS).map(|_| {
         let started = clock.now_ns();
         let done = segments.encrypt_from(segment, 0, &plain, &mut data)?;

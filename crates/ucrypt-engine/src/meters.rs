@@ -39,18 +39,18 @@ pub const LATENCY_BOUNDS_NS: [u64; 20] = {
 };
 
 /// Upper bounds of the size classes of reads and writes in bytes; one more class has no bound.
-pub const SIZE_BOUNDS: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
+pub const SIZE_BOUNDS_BYTES: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 
 /// Upper bounds of the depth buckets, in requests in flight; one more bucket has no bound.
-pub const DEPTH_BOUNDS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+pub const DEPTH_BOUNDS_REQUESTS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// Classes of reads and of writes.
-const SIZES: usize = SIZE_BOUNDS.len() + 1;
+const SIZES: usize = SIZE_BOUNDS_BYTES.len() + 1;
 
 /// One request of so many, on average, is timed over a backend that answers within `submit`.
-const TIMED_SYNCHRONOUS: u32 = 32;
+const TIMED_SYNCHRONOUS_ONE_IN: u32 = 32;
 /// The same over a backend with a queue, whose requests take longer.
-const TIMED_QUEUED: u32 = 4;
+const TIMED_QUEUED_ONE_IN: u32 = 4;
 
 /// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
 pub type Latencies = Histogram<{ LATENCY_BOUNDS_NS.len() + 1 }>;
 
 /// Requests in flight in a queue, counted by each request that arrives, itself included.
-pub type Depths = Histogram<{ DEPTH_BOUNDS.len() + 1 }>;
+pub type Depths = Histogram<{ DEPTH_BOUNDS_REQUESTS.len() + 1 }>;
 
 /// Chunks transformed inline, or by workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub struct Failed {
 /// The sums of a volume since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Meters {
-    /// Latencies of reads by size class ([`SIZE_BOUNDS`]).
+    /// Latencies of reads by size class ([`SIZE_BOUNDS_BYTES`]).
     pub reads: [Latencies; SIZES],
     /// Latencies of writes by size class.
     pub writes: [Latencies; SIZES],
@@ -191,7 +191,7 @@ pub(crate) struct Cells {
     writes: [LatencyCells; SIZES],
     flushes: LatencyCells,
     discards: LatencyCells,
-    depths: HistogramCells<{ DEPTH_BOUNDS.len() + 1 }>,
+    depths: HistogramCells<{ DEPTH_BOUNDS_REQUESTS.len() + 1 }>,
     inline: TransformCells,
     workers: TransformCells,
     errors: [[AtomicU64; 3]; Kind::ALL.len()],
@@ -217,7 +217,7 @@ impl Cells {
     pub(crate) fn took(&self, kind: Kind, bytes: u64, latency_ns: u64) {
         let by_size = |classes| -> &LatencyCells {
             let classes: &[LatencyCells; SIZES] = classes;
-            &classes[SIZE_BOUNDS.partition_point(|bound| *bound < bytes)]
+            &classes[SIZE_BOUNDS_BYTES.partition_point(|bound| *bound < bytes)]
         };
         let cells = match kind {
             Kind::Read => by_size(&self.reads),
@@ -299,7 +299,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     pub(crate) fn new(synchronous: bool) -> Self {
-        let every = if synchronous { TIMED_SYNCHRONOUS } else { TIMED_QUEUED };
+        let every = if synchronous { TIMED_SYNCHRONOUS_ONE_IN } else { TIMED_QUEUED_ONE_IN };
         Self { every, left: 0, random: Rng::with_seed(1) }
     }
 
@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn one_request_of_so_many_is_timed_and_the_first_is_one() {
-        for (synchronous, every) in [(true, TIMED_SYNCHRONOUS), (false, TIMED_QUEUED)] {
+        for (synchronous, every) in [(true, TIMED_SYNCHRONOUS_ONE_IN), (false, TIMED_QUEUED_ONE_IN)]
+        {
             let mut sampler = Sampler::new(synchronous);
             let picked: Vec<_> = (0..2000 * every).map(|_| sampler.picks()).collect();
             assert!(picked[0]);

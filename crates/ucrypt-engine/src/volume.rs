@@ -192,7 +192,7 @@ pub struct Volume {
 
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 impl Volume {
     /// A volume of these segments, end to end.
@@ -293,7 +293,7 @@ impl Volume {
 
     /// A volume of one segment: the whole backend, unencrypted.
     pub fn raw(backend: Arc<dyn Backend>, options: VolumeOptions) -> Result<Self, VolumeError> {
-        let len = backend.limits().len / SECTOR * SECTOR;
+        let len = backend.limits().len / SECTOR_BYTES * SECTOR_BYTES;
         Self::new(backend, vec![Segment { len, backend_offset: 0, cipher: None }], options)
     }
 
@@ -522,7 +522,7 @@ impl Units {
         available: u64,
         start: u64,
     ) -> Result<u64, VolumeError> {
-        if !len.is_multiple_of(u64::from(self.sector)) || !offset.is_multiple_of(SECTOR) {
+        if !len.is_multiple_of(u64::from(self.sector)) || !offset.is_multiple_of(SECTOR_BYTES) {
             return Err(VolumeError::Unaligned { len, offset, sector_size: self.sector });
         }
         if !(len | offset).is_multiple_of(u64::from(self.write)) {

@@ -6,7 +6,7 @@ use ucrypt_engine::Volume;
 const DEFAULT_BYTES: usize = 16 << 20;
 
 /// Least bytes of a queue's largest request.
-const REQUEST_MIN: usize = 64 << 10;
+const REQUEST_BYTES_MIN: usize = 64 << 10;
 
 /// Requests of the largest length that a queue has memory for, whatever the others do: one that is
 /// received or answered, and one in the engine.
@@ -45,18 +45,18 @@ pub(crate) fn request_max(
     request_wanted: usize,
 ) -> Option<usize> {
     let request = (bytes(volume) / requests.max(1)).min(request_wanted);
-    (request >= REQUEST_MIN).then(|| 1 << request.ilog2())
+    (request >= REQUEST_BYTES_MIN).then(|| 1 << request.ilog2())
 }
 
 /// Bytes of buffer memory of each of up to `queues` queues, at most `most`.
 pub(crate) fn each(volume: &Volume, queues: usize, most: usize) -> usize {
-    (bytes(volume) / queues.max(1)).clamp(REQUEST_MIN, most)
+    (bytes(volume) / queues.max(1)).clamp(REQUEST_BYTES_MIN, most)
 }
 
 fn divide_bytes(bytes: usize, wanted: usize, request_wanted: usize) -> Share {
     let fit = bytes / (REQUESTS * request_wanted / 2);
     let queues = fit.max(2).min(wanted).max(1);
-    let request = (bytes / queues / REQUESTS).clamp(REQUEST_MIN, request_wanted);
+    let request = (bytes / queues / REQUESTS).clamp(REQUEST_BYTES_MIN, request_wanted);
     let request_max = 1 << request.ilog2();
     Share { queues, memory: (bytes / queues).max(REQUESTS * request_max), request_max }
 }

@@ -260,6 +260,31 @@ fn luks2_copies_of_which_one_is_damaged() {
     tally.finish();
 }
 
+/// What is read before a checksum is compared: magic, version, size, checksum algorithm. Each copy alone, and both, with
+/// checksums that are right, if there is an algorithm, and that are not.
+#[test]
+fn luks2_bytes_that_are_read_before_the_checksum() {
+    let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());
+    let whole = [(0, 8), (8, 8), (72, 32)].map(|(from, len)| from..from + len);
+    let mut random = Rng::with_seed(seeds(1).start);
+    for at in whole.into_iter().flatten() {
+        for copies in [&[0][..], &[0x4000], &[0, 0x4000]] {
+            for value in [0, sound[at] ^ 1, random.u8(..)] {
+                let mut image = sound.clone();
+                for from in copies {
+                    let copy = &mut image[*from..from + 0x4000];
+                    copy[at] = value;
+                    if random.bool() {
+                        seal(copy);
+                    }
+                }
+                tally.compare(&scratch, &format!("byte {at} of {copies:?} is {value}"), &image);
+            }
+        }
+    }
+    tally.finish();
+}
+
 #[test]
 fn luks2_json_with_edits_and_right_checksums() {
     let (sound, scratch, mut tally) = (small_luks2(), Scratch::new(0), Tally::default());

@@ -104,9 +104,24 @@ fn a_copy_that_a_newer_program_may_have_made_is_not_written_over() {
     is_kept(opens(Copy::Secondary, "version 3", version), words);
 }
 
+/// As in cryptsetup: the other copy opens the volume.
+#[test]
+fn a_copy_of_version_0_is_damaged_and_made_by_no_newer_program() {
+    for copy in [Copy::Primary, Copy::Secondary] {
+        let from = if copy == Copy::Primary { 0 } else { COPY_BYTES };
+        is_repaired(opens(copy, "its version is 0", |image| image[from + 7] = 0));
+    }
+    let mut image = small_luks2();
+    for from in [0, COPY_BYTES] {
+        image[from + 7] = 0;
+    }
+    let error = read(&image).unwrap_err().to_string();
+    assert!(error.contains("its version is 0"), "{error}");
+}
+
 #[test]
 fn an_unknown_version_is_refused_whatever_lies_behind_it() {
-    for version in [0, 3, 0x909_u16] {
+    for version in [3, 0x909_u16] {
         let mut image = small_luks2();
         image[6..8].copy_from_slice(&version.to_be_bytes());
         let error = read(&image).unwrap_err();

@@ -82,20 +82,21 @@ const VECTORS_MAX: usize = 1024;
 /// Memory that all queues of the process together may register, in bytes. Its pages stay resident,
 /// for every queue that was ever busy. Twice as much would help more busy queues of direct I/O, and
 /// cost as much memory.
-const PINNED_MAX: usize = 256 << 20;
+const PINNED_BYTES_MAX: usize = 256 << 20;
 
 /// Bytes registered now.
-static PINNED: AtomicUsize = AtomicUsize::new(0);
+static PINNED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// A pool that is or is about to be registered; counted in [`PINNED`].
+/// A pool that is or is about to be registered; counted in [`PINNED_BYTES`].
 struct Fixed(Pool);
 
 impl Fixed {
-    /// `None` if the pool exceeds [`PINNED_MAX`].
+    /// `None` if the pool exceeds [`PINNED_BYTES_MAX`].
     fn new(pool: &Pool) -> Option<Self> {
         let (_, len) = pool.span();
-        let add = |pinned: usize| pinned.checked_add(len).filter(|&pinned| pinned <= PINNED_MAX);
-        PINNED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        let add =
+            |pinned: usize| pinned.checked_add(len).filter(|&pinned| pinned <= PINNED_BYTES_MAX);
+        PINNED_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
         Some(Self(pool.clone()))
     }
 }
@@ -108,7 +109,7 @@ fn holds(pool: &Pool, at: *const u8) -> bool {
 
 impl Drop for Fixed {
     fn drop(&mut self) {
-        PINNED.fetch_sub(self.0.span().1, Ordering::Relaxed);
+        PINNED_BYTES.fetch_sub(self.0.span().1, Ordering::Relaxed);
     }
 }
 

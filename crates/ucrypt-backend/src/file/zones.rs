@@ -10,7 +10,7 @@ use rustix::ioctl::{Getter, Opcode, Setter, Updater, ioctl, opcode};
 use super::Files;
 use crate::{Errno, Zone, ZoneAction, ZoneKind, ZoneLimits, Zones};
 
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// Zones reported by one ioctl.
 const BATCH: usize = 32;
@@ -76,7 +76,7 @@ impl DeviceZones {
         let get = unsafe { Getter::<BLKGETZONESZ, u32>::new() };
         // SAFETY: as above.
         let sectors = unsafe { ioctl(files.buffered.as_fd(), get) }.ok()?;
-        let limits = ZoneLimits { len: u64::from(sectors) * SECTOR, open_max, active_max };
+        let limits = ZoneLimits { len: u64::from(sectors) * SECTOR_BYTES, open_max, active_max };
         limits.len.is_power_of_two().then(|| Self { files: files.clone(), limits })
     }
 
@@ -95,7 +95,7 @@ impl Zones for DeviceZones {
         let (mut at, mut done) = (offset, 0);
         while done < zones.len() {
             let wanted = (zones.len() - done).min(BATCH);
-            let header = ReportHeader { sector: at / SECTOR, zones: wanted as u32, flags: 0 };
+            let header = ReportHeader { sector: at / SECTOR_BYTES, zones: wanted as u32, flags: 0 };
             let mut report = Report { header, ..Report::default() };
             // SAFETY: the ioctl writes the header and at most as many entries behind it as the
             // header says, for which there is room; both are plain numbers.
@@ -118,7 +118,7 @@ impl Zones for DeviceZones {
     }
 
     fn act(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
-        let range = Range { sector: offset / SECTOR, sectors: len / SECTOR };
+        let range = Range { sector: offset / SECTOR_BYTES, sectors: len / SECTOR_BYTES };
         match action {
             ZoneAction::Open => self.set::<BLKOPENZONE>(range),
             ZoneAction::Close => self.set::<BLKCLOSEZONE>(range),
@@ -130,7 +130,7 @@ impl Zones for DeviceZones {
 
 impl Entry {
     fn to_zone(self, has_capacity: bool) -> Zone {
-        let bytes = |sectors: u64| sectors.saturating_mul(SECTOR);
+        let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
         Zone {
             start: bytes(self.start),
             len: bytes(self.len),

@@ -12,7 +12,7 @@ use super::profile::FlashProfile;
 /// Number of recent write positions kept, and how near to one of them a write must be to reach the
 /// medium with it: a few streams, each a little out of order, are not random writes.
 const RECENT: usize = 8;
-const NEAR: u64 = 1 << 20;
+const NEAR_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub(super) struct Flash {
@@ -104,7 +104,7 @@ impl Flash {
 
     /// Whether a write is near a recent one; the write becomes a recent one itself.
     fn is_near(&mut self, offset: u64, len: u64) -> bool {
-        let found = self.recent.iter().position(|end| end.abs_diff(offset) <= NEAR);
+        let found = self.recent.iter().position(|end| end.abs_diff(offset) <= NEAR_BYTES);
         let place = found.unwrap_or(RECENT - 1);
         self.recent[place] = offset.saturating_add(len);
         self.recent[..=place].rotate_right(1);

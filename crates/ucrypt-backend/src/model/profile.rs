@@ -143,7 +143,7 @@ impl Profile {
             len,
             block: self.block,
             write_unit: self.block,
-            transfer_max: TRANSFER_MAX,
+            transfer_max: TRANSFER_BYTES_MAX,
             read_only: false,
             discard: self.discard,
             rotational: matches!(self.media, Media::Disk(_)) || self.zones.is_some(),
@@ -168,4 +168,4 @@ impl Profile {
 }
 
 /// One bio of the measured kernels: 256 pages.
-const TRANSFER_MAX: u32 = 1 << 20;
+const TRANSFER_BYTES_MAX: u32 = 1 << 20;

@@ -12,9 +12,9 @@ use crate::meters::Sampler;
 use crate::volume::Volume;
 
 /// Rounds of the loop between two publications of the queue's decisions.
-const PUBLISH_EVERY: u32 = 64;
+const PUBLISH_EVERY_ROUNDS: u32 = 64;
 /// The same when nothing is in flight: after that there may be no further round.
-const PUBLISH_IDLE: u32 = 8;
+const PUBLISH_IDLE_ROUNDS: u32 = 8;
 
 pub(super) struct Counting {
     pub(super) counters: Arc<Counters>,
@@ -62,7 +62,7 @@ impl Queue {
         let is_idle = self.in_flight() == 0;
         let unpublished = &mut self.counting.unpublished;
         *unpublished += 1;
-        if *unpublished >= PUBLISH_EVERY || is_idle && *unpublished >= PUBLISH_IDLE {
+        if *unpublished >= PUBLISH_EVERY_ROUNDS || is_idle && *unpublished >= PUBLISH_IDLE_ROUNDS {
             *unpublished = 0;
             let policy = self.machine.policy();
             self.counting.counters.publish(|| Decisions {

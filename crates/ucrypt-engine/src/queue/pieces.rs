@@ -14,7 +14,7 @@ use super::tables::{ClientRequest, MachineRequest, Role};
 use crate::segments::Segments;
 
 /// The largest sector in bytes.
-const SECTOR_MAX: usize = 4096;
+const SECTOR_BYTES_MAX: usize = 4096;
 
 impl Queue {
     /// Ends a request over the client's memory: copies `data`, if it was read into a buffer of the
@@ -118,7 +118,7 @@ impl<'a> Plain<'a> {
             let result = if run > 0 {
                 put(done, &plain[..run])
             } else {
-                let mut together = [0; SECTOR_MAX];
+                let mut together = [0; SECTOR_BYTES_MAX];
                 let Some(together) = together.get_mut(..size) else { return Some(Err(Errno::IO)) };
                 copy_from(pieces, first + done, together);
                 put(done, together)

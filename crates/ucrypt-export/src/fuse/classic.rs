@@ -37,7 +37,7 @@ use crate::table::Table;
 use crate::waiter::{EventFlags, Waiter, sleep_for_either};
 
 /// Writes of at least this many bytes are handed over with the buffer they arrived in.
-const HANDED_OVER_MIN: usize = 64 << 10;
+const HANDED_OVER_BYTES_MIN: usize = 64 << 10;
 
 /// Bytes to read and write before the answers leave: decrypted data is still in the cache when the
 /// kernel copies it.
@@ -262,7 +262,7 @@ impl Classic {
             Outcome::Do { io, refuse: true } => (Success::Refused, Work::Io(io)),
             Outcome::Write { offset, len, fua } => {
                 self.round_bytes += len;
-                let buffer = if len < HANDED_OVER_MIN { None } else { self.buffer.take() };
+                let buffer = if len < HANDED_OVER_BYTES_MIN { None } else { self.buffer.take() };
                 let work = match buffer {
                     None => Work::FromBuffer { offset, len, fua },
                     Some(mut data) => {

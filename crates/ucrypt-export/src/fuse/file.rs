@@ -13,7 +13,7 @@ use super::hidden::{Hole, Holes};
 /// Longest range that is zeroed in one request, in bytes. To the backend, plaintext zeroes are data: `mkfs` punching a
 /// whole volume would write all of it. Meanwhile the kernel keeps other writers and every fsync out of the file, and who
 /// asked cannot be killed. Programs that are refused write zeroes, or do without. Twice as much takes twice as long.
-const ZEROES_MAX: u64 = 64 << 20;
+const ZEROES_BYTES_MAX: u64 = 64 << 20;
 
 const S_IFREG: u32 = 0o100_000;
 const FALLOC_KEEP_SIZE: u32 = 1;
@@ -243,12 +243,12 @@ impl VolumeFile {
             (FALLOC_PUNCH_HOLE, Some(holes)) if !fast => {
                 return self.hole(holes, offset, len_there);
             }
-            (FALLOC_PUNCH_HOLE, _) if len_there > ZEROES_MAX && !fast => return unsupported,
+            (FALLOC_PUNCH_HOLE, _) if len_there > ZEROES_BYTES_MAX && !fast => return unsupported,
             (FALLOC_PUNCH_HOLE, _) => false,
             (FALLOC_ZERO_RANGE, Some(holes)) if holes.asking() => return unsupported,
             // Also where the image zeroes fast: the space has to stay allocated, so it may have to be written. The
             // loop driver would never ask again, and no inode of its file keeps others out.
-            (FALLOC_ZERO_RANGE, None) if len_there > ZEROES_MAX => return unsupported,
+            (FALLOC_ZERO_RANGE, None) if len_there > ZEROES_BYTES_MAX => return unsupported,
             (FALLOC_ZERO_RANGE, _) => true,
             // Reserving space, too: a sparse image cannot promise that later writes find any.
             _ => return unsupported,

@@ -49,7 +49,7 @@ const THREADS_MAX: usize = 4;
 
 /// Length of the probe in bytes. At least the page size of any kernel: the kernel drops whole cached
 /// pages, but zeroes parts of pages. Twice as much would do no harm.
-const PROBE_LEN: u64 = 64 << 10;
+const PROBE_BYTES: u64 = 64 << 10;
 
 /// What a hole that the driver punches means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -220,15 +220,15 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     Ok((HiddenFile { threads, len: info.len, holes, abort }, opened))
 }
 
-/// A random range of [`PROBE_LEN`] bytes in a volume of `len` bytes, or all of a shorter one.
+/// A random range of [`PROBE_BYTES`] bytes in a volume of `len` bytes, or all of a shorter one.
 fn random_range(len: u64) -> Range<u64> {
     // From the source of std's hash map keys.
     let random = RandomState::new().build_hasher().finish();
-    match len / PROBE_LEN {
+    match len / PROBE_BYTES {
         0 => 0..len,
         count => {
-            let start = random % count * PROBE_LEN;
-            start..start + PROBE_LEN
+            let start = random % count * PROBE_BYTES;
+            start..start + PROBE_BYTES
         }
     }
 }
@@ -308,9 +308,9 @@ mod tests {
     fn the_probe_lies_in_the_volume() {
         assert_eq!(random_range(512), 0..512);
         for count in 1..20 {
-            let range = random_range(count * PROBE_LEN + 512);
-            assert!(range.start.is_multiple_of(PROBE_LEN) && range.end <= count * PROBE_LEN);
-            assert_eq!(range.end - range.start, PROBE_LEN);
+            let range = random_range(count * PROBE_BYTES + 512);
+            assert!(range.start.is_multiple_of(PROBE_BYTES) && range.end <= count * PROBE_BYTES);
+            assert_eq!(range.end - range.start, PROBE_BYTES);
         }
     }
 

@@ -44,7 +44,7 @@ use ring::{Ring, WORK_REQUESTS};
 pub use transport::{InUse, Preference, Reason, Transport, kernel_has_rings};
 
 /// Largest request in bytes, if there is memory for it: the kernel's limit without privileges.
-const REQUEST_MAX: usize = 1 << 20;
+const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 /// Most requests that a thread has in flight.
 const DEPTH: u32 = 128;
@@ -356,7 +356,7 @@ fn serve(
     device: &Device,
     how: How,
 ) -> io::Result<(InUse, Vec<JoinHandle<()>>)> {
-    let mut share = memory::divide(&file.volume, how.threads, REQUEST_MAX);
+    let mut share = memory::divide(&file.volume, how.threads, REQUEST_BYTES_MAX);
     let first = device.first_request()?;
     // Created now: whatever can fail must fail before the kernel is told to wait for rings.
     let mut rings_made = Vec::new();
@@ -416,7 +416,7 @@ fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<(Vec<Ring>, usiz
         .into_iter()
         .find_map(|(each, spread)| {
             let requests = all * each * spread.min(threads) + threads * BESIDE_ENTRIES;
-            let request = memory::request_max(&file.volume, requests, REQUEST_MAX)?;
+            let request = memory::request_max(&file.volume, requests, REQUEST_BYTES_MAX)?;
             Some((each, spread, request))
         })
         .ok_or(io::ErrorKind::OutOfMemory)?;

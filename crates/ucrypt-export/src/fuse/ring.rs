@@ -38,7 +38,7 @@ use crate::backlog::Submitter;
 
 /// Bytes of an entry's page. It holds the kernel's structure and, at `VECTORS_AT`, the two vectors
 /// that name the entry's memory.
-const PAGE_LEN: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 const VECTORS_AT: usize = 1024;
 
 /// Bytes to read and write before the answers leave: the first clients go on while the thread works
@@ -67,7 +67,7 @@ unsafe impl Send for Entry {}
 
 impl Entry {
     fn new(queue: u16, request_max: usize, engine: &mut Queue) -> Option<Self> {
-        let mut page = engine.alloc(PAGE_LEN)?;
+        let mut page = engine.alloc(PAGE_BYTES)?;
         page.fill(0);
         let mut memory = engine.alloc(request_max)?;
         let start = NonNull::new(memory.as_mut_ptr())?;
@@ -127,7 +127,7 @@ impl Ring {
     ) -> io::Result<Self> {
         let count = each * queues.len();
         // Runs of pages are powers of two: the pages of heads need a run of their own.
-        let heads = (count * PAGE_LEN).next_multiple_of(request_max);
+        let heads = (count * PAGE_BYTES).next_multiple_of(request_max);
         let memory = heads + (count + WORK_REQUESTS) * request_max;
         let config = QueueConfig { memory, request_max: 2 * request_max, depth: count as u32 };
         let mut queue = file.volume.queue_with_ring(config, count as u32)?;

@@ -54,7 +54,7 @@ pub(super) enum ConnectionError {
 
 /// Bytes of replies to prepare while the client takes none: enough to go on at once when it does,
 /// but few enough to be still in the cache when they leave.
-const READY_MAX: usize = 4 << 20;
+const READY_BYTES_MAX: usize = 4 << 20;
 
 /// Numbers of the descriptors that a connection watches beside its queue.
 const SOCKET: usize = 0;
@@ -230,7 +230,7 @@ impl<'a> Connection<'a> {
     fn full(&self) -> bool {
         !self.backlog.is_empty()
             || self.pending.len() + self.outbox.len() >= self.depth
-            || self.socket_full && self.outbox.bytes() >= READY_MAX
+            || self.socket_full && self.outbox.bytes() >= READY_BYTES_MAX
     }
 
     fn start(&mut self, pending: Pending, io: Io<'static>) {

@@ -3,20 +3,20 @@
 //! It knows no socket and no clock: the caller reads what [`Handshake::wanted`] asks for, sends
 //! what [`Handshake::take_output`] returns, and sets the deadline. Tests and fuzzers can therefore
 //! reach every state. Memory is bounded whatever the client sends: an option's data is kept up to
-//! [`OPTION_DATA_MAX`] bytes, and longer data is thrown away as it arrives.
+//! [`OPTION_DATA_BYTES_MAX`] bytes, and longer data is thrown away as it arrives.
 
 use std::mem;
 
 use super::options;
 use super::protocol::{
-    GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, STRING_MAX, client_flag, get_u32, get_u64,
-    handshake_flag, option, option_reply, transmission_flag,
+    GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, STRING_BYTES_MAX, client_flag, get_u32,
+    get_u64, handshake_flag, option, option_reply, transmission_flag,
 };
 
 /// Longest option data that is parsed, in bytes. Longer data is refused with `ERR_TOO_BIG`.
-pub(super) const OPTION_DATA_MAX: u32 = 64 << 10;
+pub(super) const OPTION_DATA_BYTES_MAX: u32 = 64 << 10;
 /// Longest option data that is skipped, in bytes. A client that announces more is cut off.
-const OPTION_SKIP_MAX: u32 = 32 << 20;
+const OPTION_SKIP_BYTES_MAX: u32 = 32 << 20;
 /// Most options in one handshake. A client that sends more is not going to finish.
 const OPTIONS_MAX: u32 = 4096;
 /// Zero bytes after the reply to `EXPORT_NAME`.
@@ -128,13 +128,13 @@ impl<'a> Handshake<'a> {
     }
 
     /// Number of bytes to read now without reading past the handshake; never zero, at most
-    /// [`OPTION_DATA_MAX`].
+    /// [`OPTION_DATA_BYTES_MAX`].
     pub(super) fn wanted(&self) -> usize {
         let part = match self.state {
             State::ClientFlags => 4,
             State::OptionHeader => 16,
             State::OptionData { length, .. } => length,
-            State::Skip { left, .. } => return left.min(OPTION_DATA_MAX) as usize,
+            State::Skip { left, .. } => return left.min(OPTION_DATA_BYTES_MAX) as usize,
         };
         (part as usize).saturating_sub(self.input.len())
     }
@@ -200,13 +200,13 @@ impl<'a> Handshake<'a> {
         if !self.fixed && option != option::EXPORT_NAME {
             return Step::Violation("an option from a client without fixed newstyle");
         }
-        if option == option::EXPORT_NAME && length as usize > STRING_MAX {
+        if option == option::EXPORT_NAME && length as usize > STRING_BYTES_MAX {
             return Step::Violation("the export name is too long");
         }
-        if length > OPTION_SKIP_MAX {
+        if length > OPTION_SKIP_BYTES_MAX {
             return Step::Violation("the option is far too long");
         }
-        if length > OPTION_DATA_MAX {
+        if length > OPTION_DATA_BYTES_MAX {
             self.state = State::Skip { option, left: length };
             return Step::Continue;
         }

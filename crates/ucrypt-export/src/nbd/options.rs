@@ -1,14 +1,16 @@
 //! The data of the handshake's longer options: parsed without a copy, checked to the last byte.
 
 use super::handshake::Export;
-use super::protocol::{BASE_ALLOCATION, BASE_ALLOCATION_ID, STRING_MAX, get_u16, get_u32, info};
+use super::protocol::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, STRING_BYTES_MAX, get_u16, get_u32, info,
+};
 
 /// Takes a string with its 32-bit length off the front of `data`; `None` if the data ends early or
 /// the string is longer than the protocol allows.
 fn take_string<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = get_u32(data, 0)? as usize;
     let rest = data.get(4..)?;
-    if length > STRING_MAX {
+    if length > STRING_BYTES_MAX {
         return None;
     }
     let (string, rest) = rest.split_at_checked(length)?;

@@ -16,9 +16,9 @@ use super::protocol::{BASE_ALLOCATION_ID, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_M
 use super::request::Refusal;
 
 /// Most parts of replies that one system call sends.
-const PARTS_MAX: usize = 64;
+const IOVECS_MAX: usize = 64;
 /// Bytes of the longest head: a structured chunk's header and an offset.
-const HEAD_MAX: usize = 28;
+const HEAD_BYTES_MAX: usize = 28;
 
 /// The part of a reply behind its head.
 pub(super) enum Payload<D> {
@@ -30,14 +30,14 @@ pub(super) enum Payload<D> {
 
 /// One reply, ready to be sent.
 pub(super) struct Reply<D> {
-    head: [u8; HEAD_MAX],
+    head: [u8; HEAD_BYTES_MAX],
     head_len: usize,
     payload: Payload<D>,
 }
 
 impl<D: Deref<Target = [u8]>> Reply<D> {
     fn new(parts: &[&[u8]], payload: Payload<D>) -> Self {
-        let mut reply = Self { head: [0; HEAD_MAX], head_len: 0, payload };
+        let mut reply = Self { head: [0; HEAD_BYTES_MAX], head_len: 0, payload };
         reply.append(parts);
         reply
     }
@@ -181,7 +181,7 @@ impl<D: Deref<Target = [u8]>> Outbox<D> {
     /// Sends as much as the socket takes without waiting.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
         while !self.is_empty() {
-            let mut parts = [IoSlice::new(&[]); PARTS_MAX];
+            let mut parts = [IoSlice::new(&[]); IOVECS_MAX];
             let (count, asked) = self.parts(&mut parts);
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let mut ancillary = SendAncillaryBuffer::default();
@@ -200,7 +200,7 @@ impl<D: Deref<Target = [u8]>> Outbox<D> {
     }
 
     /// Fills `parts` from the front; returns how many there are and their bytes.
-    fn parts<'a>(&'a self, parts: &mut [IoSlice<'a>; PARTS_MAX]) -> (usize, usize) {
+    fn parts<'a>(&'a self, parts: &mut [IoSlice<'a>; IOVECS_MAX]) -> (usize, usize) {
         let (mut count, mut bytes, mut skip) = (0, 0, self.sent);
         for reply in &self.replies {
             let (head, payload) = (&reply.head[..reply.head_len], reply.payload());
@@ -211,7 +211,7 @@ impl<D: Deref<Target = [u8]>> Outbox<D> {
             ];
             skip = 0;
             for part in rest.into_iter().filter(|part| !part.is_empty()) {
-                if count == PARTS_MAX {
+                if count == IOVECS_MAX {
                     return (count, bytes);
                 }
                 parts[count] = IoSlice::new(part);
@@ -247,7 +247,7 @@ mod tests {
     fn drain(outbox: &mut Box, piece: usize) -> Vec<u8> {
         let mut wire = Vec::new();
         while !outbox.is_empty() {
-            let mut parts = [IoSlice::new(&[]); PARTS_MAX];
+            let mut parts = [IoSlice::new(&[]); IOVECS_MAX];
             let (count, bytes) = outbox.parts(&mut parts);
             let all: Vec<u8> = parts[..count].iter().flat_map(|part| part.to_vec()).collect();
             assert_eq!(all.len(), bytes);

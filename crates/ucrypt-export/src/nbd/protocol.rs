@@ -18,9 +18,9 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Longest string (export name, query, message) that the protocol allows, in bytes.
-pub const STRING_MAX: usize = 4096;
+pub const STRING_BYTES_MAX: usize = 4096;
 /// Largest payload of a read or a write, in bytes; the default that every client may assume.
-pub const PAYLOAD_MAX: u32 = 32 << 20;
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// Bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
 

@@ -6,8 +6,8 @@
 use ucrypt_engine::Errno;
 
 use super::protocol::{
-    NbdError, PAYLOAD_MAX, REQUEST_LEN, REQUEST_MAGIC, command, command_flag, get_u16, get_u32,
-    get_u64, transmission_flag,
+    NbdError, PAYLOAD_BYTES_MAX, REQUEST_LEN, REQUEST_MAGIC, command, command_flag, get_u16,
+    get_u32, get_u64, transmission_flag,
 };
 
 /// A request as received, unchecked.
@@ -234,7 +234,7 @@ impl Request {
     }
 
     fn payload_fits(&self) -> Result<(), Refusal> {
-        if self.length > PAYLOAD_MAX {
+        if self.length > PAYLOAD_BYTES_MAX {
             return Err(inval("longer than the maximum block size of 32 MiB"));
         }
         Ok(())
@@ -284,17 +284,17 @@ mod tests {
 
     #[test]
     fn a_payload_is_at_most_32_mib_and_other_lengths_are_not_bounded() {
-        let exact = request(command::WRITE, 0, 0, PAYLOAD_MAX);
+        let exact = request(command::WRITE, 0, 0, PAYLOAD_BYTES_MAX);
         assert_eq!(exact.check(&WRITABLE), Ok(Command::Write { fua: false }));
         assert_eq!(
-            error(request(command::READ, 0, 0, PAYLOAD_MAX + 1), &WRITABLE),
+            error(request(command::READ, 0, 0, PAYLOAD_BYTES_MAX + 1), &WRITABLE),
             NbdError::Inval
         );
         assert_eq!(
-            error(request(command::WRITE, 0, 0, PAYLOAD_MAX + 1), &WRITABLE),
+            error(request(command::WRITE, 0, 0, PAYLOAD_BYTES_MAX + 1), &WRITABLE),
             NbdError::Inval
         );
-        let zeroes = request(command::WRITE_ZEROES, 0, 0, PAYLOAD_MAX + 1).check(&WRITABLE);
+        let zeroes = request(command::WRITE_ZEROES, 0, 0, PAYLOAD_BYTES_MAX + 1).check(&WRITABLE);
         let expected = Command::WriteZeroes { fua: false, no_hole: false, fast: false };
         assert_eq!(zeroes, Ok(expected));
     }
@@ -386,7 +386,7 @@ mod tests {
                 if allowed != Command::Disconnect {
                     prop_assert!(request.offset + u64::from(request.length) <= WRITABLE.size);
                 }
-                prop_assert!(request.payload_len() <= PAYLOAD_MAX);
+                prop_assert!(request.payload_len() <= PAYLOAD_BYTES_MAX);
             }
         }
     }

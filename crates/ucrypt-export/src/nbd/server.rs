@@ -19,7 +19,7 @@ use super::connection::{Connection, ConnectionError, Means, Service};
 use super::handshake::{Export, Handshake};
 use super::negotiate::negotiate;
 use super::peer;
-use super::protocol::{PAYLOAD_MAX, STRING_MAX, transmission_flag};
+use super::protocol::{PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, transmission_flag};
 use super::request::Terms;
 use crate::memory;
 use crate::seldom::{Seldom, SeldomByUser, and_before};
@@ -74,10 +74,10 @@ impl Default for ServerConfig {
 const DEPTH: u32 = 128;
 
 /// Most bytes of a connection's own buffer memory.
-const MEMORY_MAX: usize = 1 << 20;
+const MEMORY_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes of the longest request, with its whole first and last unit.
-const REQUEST_MAX: usize = PAYLOAD_MAX as usize + 2 * WRITE_UNIT_MAX as usize;
+const REQUEST_BYTES_MAX: usize = PAYLOAD_BYTES_MAX as usize + 2 * WRITE_UNIT_MAX as usize;
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -107,10 +107,10 @@ impl Server {
         address: &Address,
         config: ServerConfig,
     ) -> Result<Self, ServerError> {
-        if config.export_name.len() > STRING_MAX {
+        if config.export_name.len() > STRING_BYTES_MAX {
             return Err(ServerError::TooLong("export name"));
         }
-        if config.description.len() > STRING_MAX {
+        if config.description.len() > STRING_BYTES_MAX {
             return Err(ServerError::TooLong("description"));
         }
         let listener = Listener::open(address)?;
@@ -237,8 +237,8 @@ fn export(volume: &Volume, config: &ServerConfig) -> Export {
         size: info.len,
         flags,
         block_min: 1,
-        block_preferred: info.preferred_io.clamp(4096, PAYLOAD_MAX).next_power_of_two(),
-        block_max: PAYLOAD_MAX,
+        block_preferred: info.preferred_io.clamp(4096, PAYLOAD_BYTES_MAX).next_power_of_two(),
+        block_max: PAYLOAD_BYTES_MAX,
     }
 }
 
@@ -410,8 +410,8 @@ fn serve(socket: &OwnedFd, number: u64, shared: &Shared) -> Result<(), Connectio
     }
     let mut admission: Option<Admission<'_>> = None;
     let mut means = None;
-    let memory = memory::each(volume, config.connections_max, MEMORY_MAX);
-    let queue = QueueConfig { memory, request_max: REQUEST_MAX, depth: DEPTH };
+    let memory = memory::each(volume, config.connections_max, MEMORY_BYTES_MAX);
+    let queue = QueueConfig { memory, request_max: REQUEST_BYTES_MAX, depth: DEPTH };
     // A client that was told that it is served must not fail for want of a descriptor.
     let admit = || {
         admission = clients.admit(number);

@@ -30,11 +30,11 @@ pub(super) const RING_SIZE_MAX: u16 = 1024;
 /// without indirect descriptors.
 pub(super) const SEGMENTS_MAX: u32 = 126;
 /// Largest segment in bytes: the largest request stays below 32 MiB.
-pub(super) const SEGMENT_LEN_MAX: u32 = 256 << 10;
+pub(super) const SEGMENT_BYTES_MAX: u32 = 256 << 10;
 /// Most 512-byte sectors that one request zeroes; on an encrypted volume the zeroes are written.
-pub(super) const ZEROES_MAX: u32 = (16 << 20) / 512;
+pub(super) const ZEROES_SECTORS_MAX: u32 = (16 << 20) / 512;
 /// Most 512-byte sectors that one request discards.
-pub(super) const DISCARD_MAX: u32 = (1 << 30) / 512;
+pub(super) const DISCARD_SECTORS_MAX: u32 = (1 << 30) / 512;
 /// Offset of the byte by which the driver switches the write cache.
 pub(super) const WRITEBACK_AT: u32 = 32;
 /// Bytes of the configuration space, including those for zoned devices, which read as zero.
@@ -69,7 +69,7 @@ pub(super) fn space(info: &VolumeInfo, writeback: bool) -> [u8; SPACE] {
     let block = info.sector_size.max(512);
     let preferred = info.preferred_io.max(block) / block;
     put(0, &(info.len / 512).to_le_bytes());
-    put(8, &SEGMENT_LEN_MAX.to_le_bytes());
+    put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &block.to_le_bytes());
     // A physical block can be served without reading around it; it is also the minimum I/O.
@@ -77,10 +77,10 @@ pub(super) fn space(info: &VolumeInfo, writeback: bool) -> [u8; SPACE] {
     put(26, &(preferred.min(u32::from(u16::MAX)) as u16).to_le_bytes());
     put(32, &[u8::from(writeback)]);
     put(34, &QUEUES_MAX.to_le_bytes());
-    put(36, &DISCARD_MAX.to_le_bytes());
+    put(36, &DISCARD_SECTORS_MAX.to_le_bytes());
     put(40, &1u32.to_le_bytes());
     put(44, &(block / 512).to_le_bytes());
-    put(48, &ZEROES_MAX.to_le_bytes());
+    put(48, &ZEROES_SECTORS_MAX.to_le_bytes());
     put(52, &1u32.to_le_bytes());
     put(56, &[u8::from(info.fast_write_zeroes)]);
     space

@@ -30,7 +30,7 @@ pub(super) const REGIONS_MAX: usize = 509;
 
 /// Most bytes of all regions. A process has 128 TiB of addresses, which other clients and the stacks of
 /// threads need, too; a table that replaces another is there beside it for a moment.
-const LEN_MAX: u64 = 16 << 40;
+const BYTES_MAX: u64 = 16 << 40;
 
 /// A region as the front end describes it. Addresses and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,8 +129,8 @@ impl GuestMap {
             return Err(invalid(format!("more than {REGIONS_MAX} regions of memory")));
         }
         let others: u64 = self.regions.iter().map(|(other, _)| other.len).sum();
-        if others.checked_add(region.len).is_none_or(|sum| sum > LEN_MAX) {
-            return Err(invalid(format!("more than {} TiB of memory", LEN_MAX >> 40)));
+        if others.checked_add(region.len).is_none_or(|sum| sum > BYTES_MAX) {
+            return Err(invalid(format!("more than {} TiB of memory", BYTES_MAX >> 40)));
         }
         let mapped = Mapped::new(file, region.file_offset, region.len)?;
         let guest = GuestAddress(region.guest);

@@ -6,7 +6,7 @@
 use ucrypt_engine::{Buf, Urgency};
 use vm_memory::GuestAddress;
 
-use super::config::{DISCARD_MAX, SEGMENTS_MAX, ZEROES_MAX};
+use super::config::{DISCARD_SECTORS_MAX, SEGMENTS_MAX, ZEROES_SECTORS_MAX};
 use super::memory::{Gone, GuestMap, Outside};
 use super::split::{Segment, field};
 
@@ -183,14 +183,14 @@ impl Parser {
                 Ok(Command::Id)
             }
             11 => {
-                let (offset, len, flags) = self.range(map, DISCARD_MAX)?;
+                let (offset, len, flags) = self.range(map, DISCARD_SECTORS_MAX)?;
                 if flags != 0 {
                     return Err(Failure::Refused(Status::Unsupported));
                 }
                 Ok(Command::Discard { offset, len })
             }
             13 => {
-                let (offset, len, flags) = self.range(map, ZEROES_MAX)?;
+                let (offset, len, flags) = self.range(map, ZEROES_SECTORS_MAX)?;
                 if flags & !UNMAP != 0 {
                     return Err(Failure::Refused(Status::Unsupported));
                 }

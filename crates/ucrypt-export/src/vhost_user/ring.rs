@@ -39,9 +39,9 @@ use crate::waiter::{EventFlags, Waiter};
 /// Rings that a virtual machine may have before their own buffers, for the ciphertext of writes,
 /// exceed an export's share, and most bytes of each.
 const RINGS: usize = 16;
-const MEMORY_MAX: usize = 1 << 20;
+const MEMORY_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the longest request: twice what is announced, for guests that do not take note.
-const REQUEST_MAX: usize = 64 << 20;
+const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// Everything that a ring's thread needs to start.
 pub(super) struct Setup {
@@ -182,7 +182,7 @@ pub(super) struct Ring {
 
 /// A guest that wants no call for this many answers polls for them. A guest that sleeps wants a
 /// call every few answers: drivers look for answers without calls only while they process some.
-const POLLED_AFTER: u32 = 1024;
+const POLLED_AFTER_ANSWERS: u32 = 1024;
 
 impl Ring {
     /// Prepares a ring, without taking anything from it.
@@ -197,8 +197,8 @@ impl Ring {
             left_over.reverse();
         }
         let depth = u32::from(layout.size);
-        let memory = memory::each(&device.volume, RINGS, MEMORY_MAX);
-        let config = QueueConfig { memory, request_max: REQUEST_MAX, depth };
+        let memory = memory::each(&device.volume, RINGS, MEMORY_BYTES_MAX);
+        let config = QueueConfig { memory, request_max: REQUEST_BYTES_MAX, depth };
         let mut queue = device.volume.queue(config)?;
         queue.set_reads_in_place(true);
         let waiter = waiter(&control, &queue, &kick)?;
@@ -437,7 +437,7 @@ impl Submitter for Ring {
     /// `pieces` must hold the data of the request.
     fn offer(&mut self, (head, request): Self::Request) -> Result<(), Self::Request> {
         let Request { command, status_at, written, urgency } = request;
-        let is_polled = self.unheard >= POLLED_AFTER && urgency == Urgency::Normal;
+        let is_polled = self.unheard >= POLLED_AFTER_ANSWERS && urgency == Urgency::Normal;
         self.queue.set_urgency(if is_polled { Urgency::Urgent } else { urgency });
         let fua = !self.device.writeback.load(Ordering::Relaxed);
         let pieces = &mut self.pieces;

@@ -54,9 +54,10 @@ impl Binary {
         if fields.take::<6>()? != copy.magic() {
             return Err(Error::NotLuks { found: None });
         }
-        let version = u16::from_be_bytes(fields.take()?);
-        if version != 2 {
-            return Err(Error::UnknownVersion(version));
+        match u16::from_be_bytes(fields.take()?) {
+            2 => {}
+            0 => return Err(Error::damaged(format!("{copy} LUKS2 header"), "its version is 0")),
+            version => return Err(Error::UnknownVersion(version)),
         }
         let header_size = u64::from_be_bytes(fields.take()?);
         if !HEADER_SIZES.contains(&header_size) {

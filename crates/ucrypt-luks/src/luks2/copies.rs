@@ -165,7 +165,7 @@ enum State {
     Unread,
     /// Its version, size or checksum algorithm is unknown.
     Unknown,
-    /// Its checksum is wrong.
+    /// Its checksum is wrong, or its version 0.
     Torn,
     /// Its checksum is right, but it breaks a rule.
     Whole { sequence_id: u64 },
@@ -294,10 +294,8 @@ impl Header {
         let largest = HEADER_SIZES[HEADER_SIZES.len() - 1];
         let binary = read_bytes(image, &what, offset, BINARY_BYTES as u64, largest)
             .map_err(|problem| State::Absent.with(problem))?;
-        let binary = Binary::parse(&binary, copy).map_err(|problem| match problem {
-            Error::NotLuks { .. } => State::Absent.with(problem),
-            problem => State::Unknown.with(problem),
-        })?;
+        let binary =
+            Binary::parse(&binary, copy).map_err(|problem| not_parsed(&binary, problem))?;
         let bytes = read_bytes(image, &what, offset, binary.header_size, largest)
             .map_err(|problem| State::Absent.with(problem))?;
         Self::parse(bytes, copy, offset)
@@ -305,9 +303,8 @@ impl Header {
 
     /// Parses the bytes of a whole copy that lies at byte `offset`.
     fn parse(bytes: Vec<u8>, copy: Copy, offset: u64) -> Candidate {
-        let unknown = |problem| State::Unknown.with(problem);
-        let binary = Binary::parse(&bytes, copy).map_err(unknown)?;
-        if !has_right_checksum(&bytes).map_err(unknown)? {
+        let binary = Binary::parse(&bytes, copy).map_err(|problem| not_parsed(&bytes, problem))?;
+        if !has_right_checksum(&bytes).map_err(|problem| State::Unknown.with(problem))? {
             let problem = Error::damaged(format!("{copy} LUKS2 header"), "its checksum is wrong");
             return Err(State::Torn.with(problem));
         }
@@ -392,6 +389,17 @@ fn beside(header: Header, copy: Copy, unusable: Unusable) -> Result<(Header, Opt
 }
 
 /// Parses a JSON area: an object that begins at the first byte, then zero bytes to the end.
+/// A copy whose binary part, which `bytes` begin with, is none.
+fn not_parsed(bytes: &[u8], problem: Error) -> Unusable {
+    let state = match problem {
+        Error::NotLuks { .. } => State::Absent,
+        // No program makes headers of version 0.
+        _ if bytes.get(6..8) == Some(&[0, 0]) => State::Torn,
+        _ => State::Unknown,
+    };
+    state.with(problem)
+}
+
 fn parse_json_area(area: &[u8]) -> Result<Json> {
     let broken = |problem: &str| Error::damaged("JSON area", problem);
     if area.first() != Some(&b'{') {

@@ -4,14 +4,14 @@ use std::fmt::{Display, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ucrypt_engine::meters::{
-    DEPTH_BOUNDS, Failed, Histogram, Kind, LATENCY_BOUNDS_NS, Latencies, Meters, SIZE_BOUNDS,
-    Transforms,
+    DEPTH_BOUNDS_REQUESTS, Failed, Histogram, Kind, LATENCY_BOUNDS_NS, Latencies, Meters,
+    SIZE_BOUNDS_BYTES, Transforms,
 };
 
 use super::{Clients, Subject};
 
 /// Names of the size classes: the largest request in each.
-const SIZES: [&str; SIZE_BOUNDS.len() + 1] = ["4K", "16K", "64K", "256K", "larger"];
+const SIZES: [&str; SIZE_BOUNDS_BYTES.len() + 1] = ["4K", "16K", "64K", "256K", "larger"];
 
 /// Appends the page.
 pub(super) fn write(subject: &Subject, out: &mut String) {
@@ -39,7 +39,9 @@ pub(super) fn write(subject: &Subject, out: &mut String) {
         "histogram",
         "Requests in flight of one queue when a request arrived, itself included.",
     );
-    page.histogram("queue_depth", &[], &DEPTH_BOUNDS, &meters.depths, |value| value.to_string());
+    page.histogram("queue_depth", &[], &DEPTH_BOUNDS_REQUESTS, &meters.depths, |value| {
+        value.to_string()
+    });
     transforms(&mut page, &meters);
     errors(&mut page, &meters);
     page.family(
@@ -211,7 +213,9 @@ mod tests {
         let mut out = String::new();
         let mut page = Page { out: &mut out, volume: escaped("a\"b\\c") };
         let depths = Histogram { buckets: [1, 0, 2, 0, 0, 0, 0, 0, 4], sum: 9 };
-        page.histogram("x", &[("size", "")], &DEPTH_BOUNDS, &depths, |value| value.to_string());
+        page.histogram("x", &[("size", "")], &DEPTH_BOUNDS_REQUESTS, &depths, |value| {
+            value.to_string()
+        });
         let lines: Vec<_> = out.lines().collect();
         assert_eq!(lines[0], r#"ucrypt_x_bucket{volume="a\"b\\c",le="1"} 1"#);
         assert_eq!(lines[2], r#"ucrypt_x_bucket{volume="a\"b\\c",le="4"} 3"#);

@@ -8,11 +8,11 @@ use ucrypt_engine::{Buf, Io};
 use super::{Connection, ConnectionError, Kind, Pending};
 use crate::nbd::extents::join_extents;
 use crate::nbd::outbox::Reply;
-use crate::nbd::protocol::PAYLOAD_MAX;
+use crate::nbd::protocol::PAYLOAD_BYTES_MAX;
 use crate::nbd::request::{Command, NO_MEMORY, Refusal, Request, Terms};
 
 /// Writes with at least this many bytes of payload are received in place.
-const BULK_MIN: u32 = 16 << 10;
+const BULK_BYTES_MIN: u32 = 16 << 10;
 /// Bytes to submit to the engine before the loop looks for completions, so that the first replies
 /// leave while the engine works on the rest.
 const ROUND_BYTES: usize = 256 << 10;
@@ -21,7 +21,7 @@ const ROUND_BYTES: usize = 256 << 10;
 const EXTENTS_MAX: usize = 128;
 /// Longest payload of a refused write that is skipped, in bytes. A client that announces more has lost
 /// its way, and would keep the server busy for nothing.
-const SKIPPED_MAX: u32 = 2 * PAYLOAD_MAX;
+const SKIPPED_MAX: u32 = 2 * PAYLOAD_BYTES_MAX;
 
 /// The part of the stream that comes next.
 pub(super) enum Incoming {
@@ -154,7 +154,7 @@ impl Connection<'_> {
 
     /// Starts a request whose header was just taken.
     fn begin(&mut self, request: Request) {
-        self.bulk = request.payload_len() >= BULK_MIN;
+        self.bulk = request.payload_len() >= BULK_BYTES_MIN;
         // The volume may have become smaller than the client was promised.
         let size = self.terms.size.min(self.volume.info().len);
         let command = match request.check(&Terms { size, ..self.terms }) {

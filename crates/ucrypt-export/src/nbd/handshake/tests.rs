@@ -22,7 +22,7 @@ fn feed(handshake: &mut Handshake<'_>, mut bytes: &[u8], piece: usize) -> Step {
     let mut step = Step::Continue;
     while !bytes.is_empty() && step == Step::Continue {
         let wanted = handshake.wanted();
-        assert!((1..=OPTION_DATA_MAX as usize).contains(&wanted), "wants {wanted} bytes");
+        assert!((1..=OPTION_DATA_BYTES_MAX as usize).contains(&wanted), "wants {wanted} bytes");
         let (now, later) = bytes.split_at(wanted.min(piece).min(bytes.len()));
         step = handshake.take_input(now);
         bytes = later;
@@ -183,9 +183,9 @@ fn refusals_keep_the_session() {
     let mut long = info_data("disk", &[1, 2]);
     long.push(0);
     assert_eq!(refused(&mut h, option::GO, &long), option_reply::ERR_INVALID);
-    let big = vec![0; OPTION_DATA_MAX as usize + 1];
+    let big = vec![0; OPTION_DATA_BYTES_MAX as usize + 1];
     assert_eq!(refused(&mut h, option::INFO, &big), option_reply::ERR_TOO_BIG);
-    let name = "n".repeat(STRING_MAX + 1);
+    let name = "n".repeat(STRING_BYTES_MAX + 1);
     assert_eq!(refused(&mut h, option::GO, &info_data(&name, &[])), option_reply::ERR_INVALID);
     let (_, replies) = ask(&mut h, option::LIST, &[]);
     assert_eq!(
@@ -261,7 +261,7 @@ fn absurd_lengths_and_endless_options_end_the_session() {
     let export = export();
     let mut h = greeted(&export, FIXED);
     let mut header = option_bytes(option::INFO, &[]);
-    header[12..].copy_from_slice(&(OPTION_SKIP_MAX + 1).to_be_bytes());
+    header[12..].copy_from_slice(&(OPTION_SKIP_BYTES_MAX + 1).to_be_bytes());
     assert!(matches!(feed(&mut h, &header, 16), Step::Violation(_)));
     let mut h = greeted(&export, FIXED);
     for _ in 0..OPTIONS_MAX {
@@ -287,7 +287,7 @@ proptest! {
                 bytes[14] = 1;
             }
             let step = feed(&mut h, &bytes, piece);
-            prop_assert!(h.input.len() <= OPTION_DATA_MAX as usize);
+            prop_assert!(h.input.len() <= OPTION_DATA_BYTES_MAX as usize);
             prop_assert!(h.take_output().len() < 64 << 10);
             if step != Step::Continue {
                 break;
