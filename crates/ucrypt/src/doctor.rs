@@ -9,6 +9,7 @@ use crate::available;
 use crate::background;
 use crate::failure::Failure;
 use crate::memory;
+use crate::mount;
 use crate::stdio;
 
 /// Arguments of `doctor`.
@@ -53,6 +54,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         .map(|(name, lacking)| Finding { name, found: lacking.map_or(Ok(String::new()), Err) })
         .collect();
     let system = [
+        Finding { name: "mount", found: mount::without_root() },
         Finding { name: "io_uring", found: io_uring() },
         Finding {
             name: "AES",

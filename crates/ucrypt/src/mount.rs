@@ -180,6 +180,11 @@ fn volumes() -> Vec<RuntimePaths> {
     RuntimePaths::all().unwrap_or_default()
 }
 
+/// What mounts volumes of users who are not root here; the error says how to get it.
+pub(crate) fn without_root() -> Result<String, String> {
+    fuse::installed()
+}
+
 pub(crate) fn mount(args: &MountArgs) -> Result<(), Failure> {
     if args.volume.has_backend() {
         return Err(Failure::wrong(

@@ -54,6 +54,20 @@ const PROGRAMS: &[Program] = &[
 /// Other names of a kind on the command line.
 const EXT: [&str; 3] = ["ext2", "ext3", "ext4"];
 
+/// The installed programs, or how to get one.
+pub(super) fn installed() -> Result<String, String> {
+    let found = PROGRAMS.iter().filter(|program| programs::find(program.name).is_some());
+    let names: Vec<_> = found.map(|program| program.name).collect();
+    if names.is_empty() {
+        return Err(
+            "a user who is not root needs a file system in user space: apt-get install fuse2fs \
+                    (ext2, ext3, ext4)"
+                .into(),
+        );
+    }
+    Ok(format!("users who are not root: {}", names.join(", ")))
+}
+
 /// Checks that there is a program, for the kind of file system if that is known.
 pub(super) fn check(kind: Option<&str>) -> Result<(), Failure> {
     if let Some(kind) = kind {

@@ -316,6 +316,7 @@ fn a_user_without_a_file_system_in_user_space_is_told_its_package_before_a_passp
         refused 4 \"apt-get install fuse2fs\" ./ucrypt mount --key-file /no/key image m
         refused 4 \"apt-get install fuse2fs\" ./ucrypt mount --key-file /no/key --fstype ext3 image m
         refused 2 \"run as root\\|no permission\" ./ucrypt mount --key-file /no/key --as loop image m
+        ./ucrypt doctor | grep \"^  mount  *no .*apt-get install fuse2fs\"
         [ -z \"$(./ucrypt list)\" ]";
     run(&mut nobodys_script(&scratch, before, text), b"").passes();
     nothing_is_left(&scratch);
