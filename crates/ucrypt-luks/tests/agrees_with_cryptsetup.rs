@@ -314,6 +314,29 @@ fn luks2_metadata_with_other_values_and_members() {
     tally.finish();
 }
 
+#[test]
+fn luks2_keyslots_of_an_unknown_kdf() {
+    let (sound, scratch) = (roomy_luks2(), Scratch::new(0));
+    let mut tally = Tally { is_taken_only: true, ..Tally::default() };
+    let mut metadata: Value = serde_json::from_slice(&json_text(&sound)).unwrap();
+    metadata["keyslots"]["0"]["kdf"]["type"] = json!("later");
+    let members = metadata["keyslots"]["0"]["kdf"].as_object().unwrap().clone();
+    for name in members.keys() {
+        for value in [None, Some(json!(7)), Some(json!("!")), Some(json!("")), Some(json!({}))] {
+            let mut changed = metadata.clone();
+            let kdf = changed["keyslots"]["0"]["kdf"].as_object_mut().unwrap();
+            match &value {
+                Some(value) => drop(kdf.insert(name.clone(), value.clone())),
+                None => drop(kdf.remove(name)),
+            }
+            let mut image = sound.clone();
+            put_json(&mut image, changed.to_string().as_bytes());
+            tally.compare(&scratch, &format!("{name}: {value:?}"), &image);
+        }
+    }
+    tally.finish();
+}
+
 /// A header in the middle of a reencryption, with a keyslot for what survives a crash.
 fn reencrypted(metadata: &Value) -> Value {
     let mut metadata = metadata.clone();

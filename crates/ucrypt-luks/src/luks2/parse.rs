@@ -69,10 +69,16 @@ impl<'a> Node<'a> {
 
     fn luks2_keyslot(&self, area: &Self) -> Result<KeyslotKind> {
         let af = self.member("af")?;
-        let kdf = self.member("kdf")?;
+        let members = self.member("kdf")?;
+        let kdf = members.kdf()?;
+        let salt = match (&kdf, members.optional("salt")) {
+            // Nothing is known of the other members of an unknown one, which only luksDump shows.
+            (Kdf::Unknown(_), salt) => salt.and_then(|salt| salt.salt().ok()).unwrap_or_default(),
+            _ => members.member("salt")?.salt()?,
+        };
         Ok(KeyslotKind::Luks2 {
-            kdf: kdf.kdf()?,
-            salt: kdf.member("salt")?.salt()?,
+            kdf,
+            salt,
             af: Af {
                 kind: af.member("type")?.name()?.to_owned(),
                 stripes: af.member("stripes")?.number()?,
