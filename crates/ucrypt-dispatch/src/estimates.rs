@@ -125,7 +125,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// The least length in bytes of the writes that `writes_ns[class]` counts; the first class has all shorter ones, too.
+    /// The least length in bytes of the writes that `writes_ns[class]` counts; the first class has
+    /// all shorter ones, too.
     pub fn write_bytes_min(class: usize) -> u64 {
         512 << class
     }

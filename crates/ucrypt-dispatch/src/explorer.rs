@@ -9,8 +9,8 @@
 //!
 //! The explorer knows nothing of ciphers and disks. It does not try an arm that cannot differ from
 //! the model: coarser splits where no request is split or joined, whole requests where none is
-//! split or a request takes less than three times as long as its cipher, all inline where nothing is offloaded, all offloaded
-//! where no worker could pay off.
+//! split or a request takes less than three times as long as its cipher, all inline where nothing is
+//! offloaded, all offloaded where no worker could pay off.
 
 use crate::request::Op;
 use crate::trials::Trials;

@@ -20,8 +20,9 @@
 //! - [`Configured`]: the policy of a queue: a fixed one, or a cost model (`cost_model`) based on
 //!   measured [`Estimates`] and trials (`explorer`, `trials`); its constants are in `tuning`;
 //! - [`Policies`]: which policy a queue gets;
-//! - [`Slab`]: the table of fixed size for requests and chunks, here and in the engine. Its entries keep their
-//!   lists; where entries come and go as a whole, the crates around this one use the `slab` library.
+//! - [`Slab`]: the table of fixed size for requests and chunks, here and in the engine. Its entries
+//!   keep their lists; where entries come and go as a whole, the crates around this one use the
+//!   `slab` library.
 
 #![forbid(unsafe_code)]
 

@@ -578,7 +578,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             TransformedBy::Worker => self.stats.offloaded += 1,
             TransformedBy::ThisThread | TransformedBy::ThisThreadAfterAll => self.stats.inline += 1,
         }
-        self.stats.taken_back += u64::from(taken_back);
+        self.stats.taken_back += u64::from(by == TransformedBy::ThisThreadAfterAll);
         let beside_workers = self.ready.offloaded_bytes() > 0;
         let done = CipherDone { op, bytes, spent_ns, by, beside_workers, wake_latency };
         self.policy.on_cipher_done(&done);

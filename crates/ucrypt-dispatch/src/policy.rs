@@ -1,8 +1,8 @@
 //! What *should* happen to requests. The machine knows what *may* happen: admission, order,
 //! barriers, cancellation, bounds. Whatever a policy answers, the machine keeps its contract.
 //!
-//! A [`Policy`] answers two questions, and is told what actually happened. (Its other methods say how it wants to be
-//! asked: whether the machine looks ahead, and whether times have to be exact.)
+//! A [`Policy`] answers two questions, and is told what actually happened. (Its other methods say how
+//! it wants to be asked: whether the machine looks ahead, and whether times have to be exact.)
 //!
 //! ```text
 //! asked     split (how long is the next chunk, what may join it) · target (where is it transformed)

@@ -60,8 +60,8 @@ pub(super) fn installed() -> Result<String, String> {
     let names: Vec<_> = found.map(|program| program.name).collect();
     if names.is_empty() {
         return Err(
-            "a user who is not root needs a file system in user space: apt-get install fuse2fs \
-                    (ext2, ext3, ext4)"
+            "no file system in user space is installed, which a user who is not root needs to \
+                    mount a volume: apt-get install fuse2fs (ext2, ext3, ext4)"
                 .into(),
         );
     }
@@ -73,13 +73,7 @@ pub(super) fn check(kind: Option<&str>) -> Result<(), Failure> {
     if let Some(kind) = kind {
         return program_for(kind).map(drop);
     }
-    if PROGRAMS.iter().any(|program| programs::find(program.name).is_some()) {
-        return Ok(());
-    }
-    Err(Failure::device(
-        "no file system in user space is installed, which a user who is not root needs to mount a volume: \
-         apt-get install fuse2fs (ext2, ext3, ext4)",
-    ))
+    installed().map(drop).map_err(Failure::device)
 }
 
 /// Refuses a file whose path these programs would take for options: they write it into their own options,

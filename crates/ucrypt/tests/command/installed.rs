@@ -29,6 +29,15 @@ fn what_is_installed_is_listed_and_goes_with_its_list() {
     let mut install = tool("sh", "dash");
     install.arg(root().join("scripts/install")).arg(UCRYPT).arg(&prefix);
     run(&mut install, b"").passes();
+    // What an earlier version had installed goes with the next one.
+    let [list, earlier] = ["share/doc/ucrypt/files", "share/man/man8/ucrypt-earlier.8.gz"];
+    let (list, earlier) = (prefix.join(list), prefix.join(earlier));
+    fs::write(&earlier, "").expect("written");
+    let listed =
+        fs::read_to_string(&list).expect("a list") + earlier.to_str().expect("text") + "\n";
+    fs::write(&list, listed).expect("written");
+    run(&mut install, b"").passes();
+    assert!(!earlier.exists(), "it was left");
     for page in
         ["man5/ucrypttab.5", "man7/ucrypt-containers.7", "man7/ucrypt-formats.7", "man8/ucrypt.8"]
     {
@@ -44,7 +53,7 @@ fn what_is_installed_is_listed_and_goes_with_its_list() {
     // With those of the system.
     verify.env("SYSTEMD_UNIT_PATH", format!("{}:", units.display()));
     assert_eq!(run(&mut verify, b"").exits(0).stderr, "");
-    let list = fs::read_to_string(prefix.join("share/doc/ucrypt/files")).expect("a list");
+    let list = fs::read_to_string(&list).expect("a list");
     let mut installed = BTreeSet::new();
     files(&prefix, &mut installed);
     assert_eq!(installed, list.lines().map(PathBuf::from).collect());
