@@ -9,7 +9,8 @@ use crate::policy::{Context, Target, Work};
 use crate::request::Op;
 use crate::tuning::{
     BACKLOG_SHARE, CACHE_BYTES, IN_FLIGHT_REQUESTS_MANY, IN_FLIGHT_REQUESTS_MIN,
-    JOIN_WORTH_OPERATIONS, PAGE_BYTES, WRONG_FACTOR,
+    JOIN_WORTH_OPERATIONS, PAGE_BYTES, SHARE_WORTH_WAKES, STAY_REQUESTS_OF_MANY, WAKE_WORTH_WAKES,
+    WRONG_FACTOR,
 };
 
 /// The inputs of a decision.
@@ -81,7 +82,7 @@ impl CostModel<'_> {
     fn synchronous_chunk_bytes(&self, bytes: f64) -> f64 {
         let workers = self.context.environment.workers;
         let saved_ns = self.saved_ns(bytes);
-        if workers == 0 || saved_ns < 2.0 * self.wake_latency_ns() {
+        if workers == 0 || saved_ns < SHARE_WORTH_WAKES * self.wake_latency_ns() {
             return bytes.min(CACHE_BYTES);
         }
         let in_flight = f64::from(self.context.in_flight.max(1));
@@ -104,7 +105,8 @@ impl CostModel<'_> {
             return (u32::MAX, f64::INFINITY);
         }
         let in_flight = self.context.in_flight;
-        let stay = if in_flight >= IN_FLIGHT_REQUESTS_MANY { 2 } else { IN_FLIGHT_REQUESTS_MIN };
+        let many = in_flight >= IN_FLIGHT_REQUESTS_MANY;
+        let stay = if many { STAY_REQUESTS_OF_MANY } else { IN_FLIGHT_REQUESTS_MIN };
         (in_flight / stay, JOIN_WORTH_OPERATIONS * self.operation_ns / self.cipher_ns(1.0))
     }
 
@@ -133,7 +135,7 @@ impl CostModel<'_> {
             let late = sleeps && offloaded_ns / f64::from(awake) > wake_ns;
             return if late { Target::Offload } else { Target::OffloadAwake };
         }
-        if others > 0 && sleeps && saved_ns > 2.0 * wake_ns {
+        if others > 0 && sleeps && saved_ns > WAKE_WORTH_WAKES * wake_ns {
             return Target::Offload;
         }
         let penalty_ns = self.copy_penalty_ns(work.bytes as f64);

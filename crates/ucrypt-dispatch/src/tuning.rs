@@ -31,6 +31,19 @@ pub(crate) const IN_FLIGHT_REQUESTS_MIN: u32 = 4;
 /// Halved or doubled: no change at the depths 1 and 32.
 pub(crate) const IN_FLIGHT_REQUESTS_MANY: u32 = 16;
 
+/// Operations that stay in flight when so many requests are joined.
+/// Halved: no change. Doubled: 0.932 to 1.099.
+pub(crate) const STAY_REQUESTS_OF_MANY: u32 = 2;
+
+/// Wake latencies that a chunk must save this thread to be worth waking a worker for, beside other
+/// requests.
+/// Halved: 0.970 to 1.000. Doubled: 0.980 to 1.000.
+pub(crate) const WAKE_WORTH_WAKES: f64 = 2.0;
+
+/// Wake latencies that the cipher of a request to an image in memory must take for cores to share it.
+/// Halved: 0.994 to 1.066. Doubled: 0.666 to 1.000.
+pub(crate) const SHARE_WORTH_WAKES: f64 = 2.0;
+
 /// The transform of a joined chunk takes at most this many times as long as an operation costs.
 /// Halved: 0.919 to 1.069. Doubled: 0.838 to 1.023.
 pub(crate) const JOIN_WORTH_OPERATIONS: f64 = 8.0;

@@ -177,6 +177,56 @@ fn sizes_of_0_are_the_default_and_types_may_be_in_capitals() {
     }
 }
 
+/// The secondary copy lies at one of nine offsets, which are all that is known of it where the primary one is lost.
+#[test]
+fn either_copy_of_a_header_of_any_size_opens_the_volume_and_mends_the_other() {
+    let scratch = Scratch::new();
+    for (number, kib) in [16, 32, 64, 128, 256, 512, 1024, 2048, 4096].into_iter().enumerate() {
+        let [writer, other] =
+            if number % 2 == 0 { [UCRYPT, "cryptsetup"] } else { ["cryptsetup", UCRYPT] };
+        let second = kib << 10;
+        let image = scratch.make("copies", 2 * second as u64 + (2 << 20));
+        let size = format!("{kib}k");
+        let sizes = ["--type", "luks2", "--luks2-metadata-size", &size];
+        let room = ["--luks2-keyslots-size", "256k"];
+        let format = [&["luksFormat", "-q"], &sizes[..], &room, CHEAP, &[text(&image)]].concat();
+        good(&run(writer, &format, b"one"));
+        let sound = fs::read(&image).unwrap();
+        // The magic of a copy, or a byte of its JSON that the checksum finds.
+        for (lost, opens) in [
+            (&[0][..], true),
+            (&[4096 + 100], true),
+            (&[second], true),
+            (&[second + 4096 + 100], true),
+            (&[0, second], false),
+        ] {
+            let mut damaged = sound.clone();
+            lost.iter().for_each(|&at| damaged[at] ^= 1);
+            for program in [writer, other] {
+                let what = format!("{kib} KiB by {writer}, damage at {lost:?}, {program}");
+                let open = ["open", "--test-passphrase", "--key-file", "-", text(&image)];
+                let expected = if opens { 0 } else { 1 };
+                for act in [&["isLuks", text(&image)][..], &open, &["repair", "-q", text(&image)]] {
+                    fs::write(&image, &damaged).unwrap();
+                    let ran = run(program, act, b"one");
+                    assert_eq!(code(&ran), expected, "{what}, {act:?}: {}", stderr(&ran));
+                }
+                // Mended to the last byte, but for a new salt and its checksum; or nothing was written.
+                let mut expected = if opens { sound.clone() } else { damaged.clone() };
+                let found = fs::read(&image).unwrap();
+                if opens {
+                    let copy = if lost[0] < second { 0 } else { second };
+                    for fields in [104..168, 448..512] {
+                        let fields = copy + fields.start..copy + fields.end;
+                        expected[fields.clone()].copy_from_slice(&found[fields]);
+                    }
+                }
+                assert!(found == expected, "{what}: it is not as it was");
+            }
+        }
+    }
+}
+
 /// Whoever does not write YES has no permission to go on.
 #[test]
 fn dumps_and_conversions_without_consent_end_with_cryptsetups_code() {

@@ -167,7 +167,8 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
         "serve",
         &[(
             "Serve a volume on a Unix socket while a program runs:",
-            "ucrypt serve --key-file key --nbd unix:disk.sock disk.img & sleep 1; \
+            "ucrypt serve --key-file key --nbd unix:disk.sock disk.img > ready & \
+             until grep -q sock ready; do sleep 0.1; done; \
              nbdinfo 'nbd+unix:///?socket=disk.sock'; kill $!; wait $!",
         )],
     ),
@@ -312,7 +313,8 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
             ),
             (
                 "Serve it in the foreground, as the program of a container:",
-                "ucrypt serve --key-file key --nbd unix:disk.sock disk.img & sleep 1; kill $!; wait $!",
+                "ucrypt serve --key-file key --nbd unix:disk.sock disk.img > ready & \
+                 until grep -q sock ready; do sleep 0.1; done; kill $!; wait $!",
             ),
             (
                 "Copy data out without an export:",

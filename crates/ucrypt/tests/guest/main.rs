@@ -179,6 +179,11 @@ fn a_user_without_privileges_has_a_device_where_that_is_allowed() {
 }
 
 #[test]
+fn key_derivations_keep_to_the_limits_of_control_groups_and_count_their_swap() {
+    Guest::get().passed("memory");
+}
+
+#[test]
 fn without_the_driver_the_command_says_what_works_instead() {
     Guest::get().passed("without");
 }
