@@ -1,7 +1,8 @@
 //! The native part of the Python package `ucrypt`: `ucrypt-lib`'s volumes as Python objects. The rest of
 //! the package is Python, in `package/ucrypt`.
 //!
-//! Every call that may wait lets other Python threads run meanwhile.
+//! Every call that may wait lets other Python threads run meanwhile. Ctrl-C ends the wait for an open volume, which may
+//! be long: for the memory of other key derivations, or for a key file that is a pipe.
 
 #![deny(unsafe_code)]
 
@@ -9,8 +10,11 @@ mod error;
 mod volume;
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyByteArray;
@@ -104,9 +108,38 @@ fn open(
     if let Some(bytes) = memory {
         options = options.memory(bytes);
     }
-    let key = key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref())?;
-    let opened = py.detach(|| options.open(&path, key));
-    opened.map(Volume::new).map_err(raised_by_open)
+    // Refused before a thread is begun.
+    key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref())?;
+    let opened = interruptible(py, move || {
+        let key = key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref());
+        Ok::<_, PyErr>(options.open(&path, key?))
+    })?;
+    opened?.map(Volume::new).map_err(raised_by_open)
+}
+
+/// How often a wait looks for signals.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Runs `work` on a thread of its own, so that signals are heard meanwhile. If one of them raises an exception, the
+/// work goes on without anybody who waits for it; what it makes is then dropped.
+fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (done, mut waits) = mpsc::channel();
+    // Nobody may be left to hear of it.
+    thread::Builder::new().spawn(move || _ = done.send(work()))?;
+    loop {
+        let (looked, again) = py.detach(move || (waits.recv_timeout(LOOK_EVERY), waits));
+        waits = again;
+        match looked {
+            Ok(made) => return Ok(made),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("the thread that opens the volume has died"));
+            }
+        }
+    }
 }
 
 fn key<'a>(

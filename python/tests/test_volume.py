@@ -7,8 +7,10 @@ import errno
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -272,3 +274,28 @@ def memory_of(pid: int) -> bytes:
                 with contextlib.suppress(OSError):
                     found.append(memory.read(end - start))
     return b"".join(found)
+
+
+def test_a_signal_ends_the_wait_for_a_volume(make: Callable[..., Image]) -> None:
+    image = make()
+    key = image.path.with_suffix(".pipe")
+    os.mkfifo(key)
+
+    class Woken(Exception):
+        pass
+
+    def wake(*_: object) -> None:
+        raise Woken
+
+    before = signal.signal(signal.SIGALRM, wake)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Woken):
+            ucrypt.open(image.path, key_file=key)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    # The thread that waited for the pipe gets it, and lets go of the image.
+    key.write_text(PASSPHRASE)
+    with image.open() as volume:
+        assert not volume.closed

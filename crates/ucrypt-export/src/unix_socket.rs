@@ -43,8 +43,14 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct UnixSocket {
     socket: OwnedFd,
+    /// From the root on: the program may change its directory.
     path: PathBuf,
-    inode: u64,
+    /// The numbers of the file's device and of the file.
+    identity: (u64, u64),
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()))
 }
 
 impl UnixSocket {
@@ -57,9 +63,15 @@ impl UnixSocket {
         let turn = turn(path);
         remove_stale(path)?;
         let socket = bound(path).map_err(|errno| failed(errno.into()))?;
-        let inode = path.symlink_metadata().map_err(failed)?.ino();
+        let path = std::path::absolute(path).map_err(failed)?;
+        let identity = identity(&path).map_err(failed)?;
         drop(turn);
-        Ok(Self { socket, path: path.to_owned(), inode })
+        Ok(Self { socket, path, identity })
+    }
+
+    /// Where it listens, from the root on.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether a socket could listen at `path` now. Nothing appears there meanwhile.
@@ -83,7 +95,7 @@ impl AsFd for UnixSocket {
 impl Drop for UnixSocket {
     /// Removes the socket's file, unless another server has put its own there.
     fn drop(&mut self) {
-        if self.path.symlink_metadata().is_ok_and(|meta| meta.ino() == self.inode) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
             // Best effort: the next server recognises a leftover file as stale.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -153,6 +165,19 @@ mod tests {
         assert!(matches!(UnixSocket::listen(&path), Err(SocketError::InUse(_))));
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_relative_path_is_kept_from_the_root_on() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let here = std::env::current_dir().expect("a directory");
+        let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+        let relative = up.join(dir.path().strip_prefix("/").expect("absolute")).join("sock");
+        let socket = UnixSocket::listen(&relative).expect("a socket");
+        assert!(relative.is_relative() && socket.path().is_absolute(), "{:?}", socket.path());
+        assert!(dir.path().join("sock").exists());
+        drop(socket);
+        assert!(!dir.path().join("sock").exists());
     }
 
     #[test]

@@ -142,8 +142,9 @@ pub enum FormatError {
     /// [`OpenError`] tell the next step.
     #[error(transparent)]
     Refused(#[from] OpenError),
-    /// Writing the header failed. What was on the image is lost, and there is no volume: format it again.
-    #[error("{0}; the image holds no volume now: what was there is lost, format it again")]
+    /// Writing the header failed. There is no volume, or none that is sure to survive the end of power: format it again.
+    /// The text says what was lost: what the image held or, with a detached header, nothing of the image.
+    #[error("{0}")]
     Unfinished(String),
 }
 

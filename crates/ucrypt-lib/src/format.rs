@@ -317,9 +317,19 @@ impl FormatOptions {
         check_room(&made, &writes, medium, path, elsewhere.is_some())
             .map_err(ToOpenError::to_open_error)?;
         let _lock = lock_and_reserve(medium, path, &writes).map_err(ToOpenError::to_open_error)?;
-        let unfinished = |error: &dyn std::fmt::Display| FormatError::Unfinished(error.to_string());
-        overwrite(&HeaderImage(medium), &found, &writes).map_err(|error| unfinished(&error))?;
-        new_file.map_or(Ok(()), NewFile::keep).map_err(|error| unfinished(&error))?;
+        let lost = match elsewhere {
+            None => "the image holds no volume now: what was there is lost, format it again",
+            Some(_) if new_header => "there is no header; the image is as it was",
+            Some(_) => {
+                "the file holds no header now: what was there is lost; the image is as it was"
+            }
+        };
+        overwrite(&HeaderImage(medium), &found, &writes)
+            .map_err(|error| FormatError::Unfinished(format!("{error}; {lost}")))?;
+        // The header is complete.
+        new_file
+            .map_or(Ok(()), NewFile::keep)
+            .map_err(|error| FormatError::Unfinished(error.to_string()))?;
         Ok(Formatted { uuid: made.uuid().to_string(), data_offset: made.data_offset() })
     }
 

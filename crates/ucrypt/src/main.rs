@@ -216,6 +216,9 @@ fn main() -> ExitCode {
     if let Err(error) = size_limit {
         stdio::say_line(format_args!("cannot handle SIGXFSZ: {error}"));
     }
+    if let Err(error) = terminal::end_by_signals_as_init() {
+        stdio::say_line(format_args!("cannot handle signals: {error}"));
+    }
     let judged = arguments::arguments().and_then(|judged| {
         arguments::check(&judged.words)?;
         Ok(judged)

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::process;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +21,9 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcsetattr,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::flag::{register_conditional_default, register_usize};
+use signal_hook::flag::{
+    register_conditional_default, register_conditional_shutdown, register_usize,
+};
 use signal_hook::low_level::{emulate_default_handler, pipe};
 use zeroize::Zeroizing;
 
@@ -215,6 +218,20 @@ static LAST: AtomicUsize = AtomicUsize::new(0);
 
 /// Readable when a signal has come.
 static CAME: OnceLock<UnixStream> = OnceLock::new();
+
+/// The kernel spares the first process of a PID namespace, as the program of a container is, signals that it does not
+/// handle: it could not be interrupted while it unlocks a volume. This has them end it, with 128 and their number, until
+/// somebody takes them.
+pub(crate) fn end_by_signals_as_init() -> io::Result<()> {
+    if process::id() != 1 {
+        return Ok(());
+    }
+    for signal in [SIGHUP, SIGINT, SIGTERM, SIGQUIT].into_iter().filter(|it| !is_ignored(*it)) {
+        let at_once = if signal == SIGQUIT { &QUITS_AT_ONCE } else { &AT_ONCE };
+        register_conditional_shutdown(signal, 128 + signal, at_once)?;
+    }
+    Ok(())
+}
 
 /// From now on, somebody else takes the signals that end the program.
 pub(crate) fn leave_signals() {

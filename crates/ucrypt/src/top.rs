@@ -19,6 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use crate::background::{Answers, statuses};
 use crate::failure::Failure;
 use crate::stdio::Stdin;
+use crate::terminal::leave_signals;
 
 mod keys;
 mod screen;
@@ -75,6 +76,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, ended.clone()).map_err(failed)?;
     }
+    leave_signals();
     let (sender, looks) = mpsc::channel();
     let (again, asked) = mpsc::channel();
     let delay = args.delay;

@@ -30,6 +30,7 @@ pub(crate) use options::{Meaning, for_pages};
 pub(crate) use udev::{UdevArgs, tell_udev};
 
 use entry::{Entry, Line, Problem};
+use options::NO_KEY;
 
 /// Where the table is.
 const TABLE: &str = "/etc/ucrypttab";
@@ -225,10 +226,13 @@ fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
     if args.foreground {
         command.arg("--foreground");
     }
-    match entry.key_file() {
+    match &entry.key {
         Some(key) => {
-            warn_of_readable(&key);
+            warn_of_readable(key);
             command.arg("--key-file").arg(key);
+        }
+        None if entry.options.asks_nobody && !entry.options.has_other_key => {
+            return Err(Failure::wrong(format!("{}: headless: {NO_KEY}", entry.name)));
         }
         None if entry.options.asks_nobody => {}
         None if args.foreground || args.ask_password => {
@@ -283,7 +287,7 @@ fn check(args: &AttachArgs, lines: &[Line]) -> Result<(), Failure> {
                     "line": entry.line,
                     "name": entry.name,
                     "device": entry.source.to_string(),
-                    "key_file": entry.key_file().map(|key| key.display().to_string()),
+                    "key_file": entry.key.as_ref().map(|key| key.display().to_string()),
                     "noauto": entry.options.noauto,
                     "nofail": entry.options.nofail,
                     "open": is_open(&entry.name),

@@ -165,8 +165,9 @@ impl Listener {
         let io = |source| address.refused(source);
         match address {
             Address::Unix(path) => {
-                let socket = Socket::Unix(UnixSocket::listen(path)?);
-                Ok(Self { socket, uri: format!("nbd+unix:///?socket={}", percent_encode(path)) })
+                let socket = UnixSocket::listen(path)?;
+                let uri = format!("nbd+unix:///?socket={}", percent_encode(socket.path()));
+                Ok(Self { socket: Socket::Unix(socket), uri })
             }
             Address::Tcp(host_port) => {
                 let listener = TcpListener::bind(address.loopback(host_port)?).map_err(io)?;

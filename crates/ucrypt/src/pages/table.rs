@@ -22,10 +22,10 @@ const DESCRIPTION: &[&str] = &[
 ];
 
 const BOOT: &[&str] = &[
-    "With systemd, ucrypt-generator makes a service ucrypt@NAME.service of each line, which is ready when \
-     the device can be used, and ends after its file systems were unmounted. systemctl status shows why one \
-     failed. A mount in /etc/fstab names /dev/ucrypt/NAME or, after UUID=, its file system. After a change \
-     of the table: systemctl daemon-reload.",
+    "With systemd, ucrypt-generator makes a service ucrypt@NAME.service of each line (NAME as \
+     systemd-escape(1) writes it: a - is \\x2d), which is ready when the device can be used, and ends after \
+     its file systems were unmounted. systemctl status shows why one failed. A mount in /etc/fstab names \
+     /dev/ucrypt/NAME or, after UUID=, its file system. After a change of the table: systemctl daemon-reload.",
     "Without systemd, an init script calls ucrypt attach --all and ucrypt detach --all.",
 ];
 

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::CommandFactory;
 
-use super::options::Options;
+use super::options::{KeyFile, Options, is_on_no_device};
 use super::udev;
 use crate::failure::Failure;
 use crate::octal::unescaped;
@@ -27,7 +28,8 @@ pub(super) struct Entry {
     pub(super) line: usize,
     pub(super) name: String,
     pub(super) source: Source,
-    /// The key file that the line names; see [`Entry::key_file`].
+    /// The key file: the one that the line names, or what systemd's crypttab would take; without one, a passphrase is
+    /// asked for.
     pub(super) key: Option<PathBuf>,
     pub(super) options: Options,
 }
@@ -38,6 +40,8 @@ pub(super) struct Problem {
     pub(super) line: usize,
     /// The volume's name, if the line has one that can be one.
     pub(super) name: Option<String>,
+    /// The line says that it is not for the boot.
+    pub(super) noauto: bool,
     pub(super) message: String,
 }
 
@@ -87,15 +91,24 @@ impl fmt::Display for Source {
 }
 
 impl Source {
+    /// The tag that a field begins with, and its value.
+    fn tag(field: &str) -> Option<(Tag, &str)> {
+        let (name, value) = field.split_once('=')?;
+        let (_, tag, _) = TAGS.iter().find(|(known, ..)| *known == name)?;
+        Some((*tag, value.trim_matches('"')))
+    }
+
+    /// Whether a field names a device by a tag.
+    pub(super) fn is_tag(field: &str) -> bool {
+        Self::tag(field).is_some()
+    }
+
     fn parse(field: OsString) -> Result<Self, String> {
-        if let Some((name, value)) = field.to_str().and_then(|text| text.split_once('='))
-            && let Some((_, tag, _)) = TAGS.iter().find(|(known, ..)| *known == name)
-        {
-            let value = value.trim_matches('"');
+        if let Some((tag, value)) = field.to_str().and_then(Self::tag) {
             if value.is_empty() {
-                return Err(format!("{name}= has no value"));
+                return Err(format!("{}= has no value", tag.name()));
             }
-            return Ok(Self::Tag(*tag, value.into()));
+            return Ok(Self::Tag(tag, value.into()));
         }
         let path = PathBuf::from(field);
         if path.is_absolute() {
@@ -137,20 +150,10 @@ impl Source {
 /// Where crypttab(5) of systemd looks for the key file of a line that names none.
 const KEY_FOLDERS: [&str; 2] = ["/etc/cryptsetup-keys.d", "/run/cryptsetup-keys.d"];
 
-impl Entry {
-    /// The key file: the one that the line names, or what systemd's crypttab would take; without one, a passphrase is
-    /// asked for.
-    pub(super) fn key_file(&self) -> Option<PathBuf> {
-        self.key_file_in(&KEY_FOLDERS.map(Path::new))
-    }
-
-    fn key_file_in(&self, folders: &[&Path]) -> Option<PathBuf> {
-        let by_name = || {
-            let mut found = folders.iter().map(|folder| folder.join(format!("{}.key", self.name)));
-            found.find(|path| path.exists())
-        };
-        self.key.clone().or_else(by_name)
-    }
+/// The key file of a name in one of these folders.
+fn key_of(name: &str, folders: &[&Path]) -> Option<PathBuf> {
+    let mut found = folders.iter().map(|folder| folder.join(format!("{name}.key")));
+    found.find(|path| path.exists())
 }
 
 /// A value as udev writes it into the name of a link.
@@ -164,6 +167,10 @@ fn encoded(value: &str) -> String {
 
 /// The lines of a table. The second of two lines with one name is a problem.
 pub(super) fn parse(text: &[u8]) -> Vec<Line> {
+    parse_in(text, &KEY_FOLDERS.map(Path::new))
+}
+
+fn parse_in(text: &[u8], key_folders: &[&Path]) -> Vec<Line> {
     let mut seen = BTreeMap::new();
     let mut lines = Vec::new();
     for (index, text) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -172,12 +179,12 @@ pub(super) fn parse(text: &[u8]) -> Vec<Line> {
         if text.is_empty() || text.starts_with(b"#") {
             continue;
         }
-        let mut line = parse_line(number, text);
+        let mut line = parse_line(number, text, key_folders);
         if let Ok(entry) = &line {
             let first = *seen.entry(entry.name.clone()).or_insert(number);
             if first != number {
                 let message = format!("line {first} has the name {}, too", entry.name);
-                line = Err(Problem { line: number, name: None, message });
+                line = Err(Problem { line: number, name: None, noauto: false, message });
             }
         }
         lines.push(line);
@@ -185,22 +192,32 @@ pub(super) fn parse(text: &[u8]) -> Vec<Line> {
     lines
 }
 
-fn parse_line(line: usize, text: &[u8]) -> Line {
+fn parse_line(line: usize, text: &[u8], key_folders: &[&Path]) -> Line {
     let fields: Vec<_> = text
         .split(u8::is_ascii_whitespace)
         .filter(|field| !field.is_empty())
         .map(unescaped)
         .collect();
+    let words = fields.get(3).and_then(|options| options.to_str());
+    let noauto = words.is_some_and(|words| words.split(',').any(|word| word == "noauto"));
     let mut fields = fields.into_iter();
-    let problem =
-        |name: Option<&String>, message: String| Problem { line, name: name.cloned(), message };
+    let problem = |name: Option<&String>, message: String| Problem {
+        line,
+        name: name.cloned(),
+        noauto,
+        message,
+    };
     let name = fields.next().unwrap_or_default();
     let name = name.into_string().map_err(|_| problem(None, "the name is no UTF-8 text".into()))?;
     RuntimePaths::of(&name).map_err(|failure| problem(None, failure.message))?;
     let wrong = |message: String| problem(Some(&name), message);
+    // It would be another line in a unit.
+    if fields.as_slice().iter().any(|field| field.as_bytes().iter().any(u8::is_ascii_control)) {
+        return Err(wrong("a control character is in no path and no option".into()));
+    }
     let source = fields.next().ok_or_else(|| wrong("the device is missing".into()))?;
     let source = Source::parse(source).map_err(wrong)?;
-    let key = fields.next().filter(|key| key != "none" && key != "-").map(PathBuf::from);
+    let named = fields.next().filter(|key| key != "none" && key != "-").map(PathBuf::from);
     let options = fields.next().unwrap_or_default();
     let options = options.to_str().ok_or_else(|| wrong("the options are no UTF-8 text".into()))?;
     if let Some(more) = fields.next() {
@@ -210,13 +227,23 @@ fn parse_line(line: usize, text: &[u8]) -> Line {
             more.display()
         )));
     }
-    if let Some(key) = key.as_ref().filter(|key| !key.is_absolute()) {
-        return Err(wrong(format!(
-            "the key file '{}' is no path from / on; for a passphrase write none",
-            key.display()
-        )));
+    if let Some(key) = &named {
+        if !key.is_absolute() {
+            return Err(wrong(format!(
+                "the key file '{}' is no path from / on; for a passphrase write none",
+                key.display()
+            )));
+        }
+        key.to_str().map_or(Ok(()), is_on_no_device).map_err(wrong)?;
     }
-    let mut options = Options::parse(options, key.is_some()).map_err(wrong)?;
+    let of_its_name = key_of(&name, key_folders);
+    let key_file = match (&named, &of_its_name) {
+        (Some(_), _) => KeyFile::Named,
+        (None, Some(_)) => KeyFile::OfItsName,
+        (None, None) => KeyFile::None,
+    };
+    let mut options = Options::parse(options, key_file).map_err(wrong)?;
+    let key = named.or(of_its_name.filter(|_| !options.has_other_key));
     check(&options.words, &name).map_err(wrong)?;
     if options.is_device && !udev::takes(&name) {
         options.notes.push(
@@ -275,8 +302,11 @@ mod tests {
         let places = tempfile::tempdir().unwrap();
         let [first, second] = ["etc", "run"].map(|name| places.path().join(name));
         let folders = [first.as_path(), second.as_path()];
-        let key_of = |line: &str| entry(line).key_file_in(&folders);
+        let parsed = |line: &str| parse_in(line.as_bytes(), &folders).remove(0);
+        let key_of = |line: &str| parsed(line).unwrap().key;
         assert_eq!(key_of("work /i none"), None);
+        let notes = parsed("work /i none headless").unwrap().options.notes;
+        assert!(notes[0].starts_with("headless: there is no key file"), "{notes:?}");
         for folder in [&second, &first] {
             std::fs::create_dir(folder).unwrap();
             std::fs::write(folder.join("work.key"), "secret").unwrap();
@@ -284,6 +314,15 @@ mod tests {
         }
         assert_eq!(key_of("other /i -"), None);
         assert_eq!(key_of("work /i /a/key"), Some("/a/key".into()));
+        // It counts for the options, unless these say where the key is.
+        assert!(parsed("work /i none headless").unwrap().options.notes.is_empty());
+        let plain = "plain,cipher=aes-xts-plain64,size=512";
+        assert_eq!(key_of(&format!("work /i none {plain}")), Some(first.join("work.key")));
+        let hashed = parsed(&format!("work /i none {plain},hash=sha256")).unwrap_err();
+        assert!(hashed.message.contains("hashes the file"), "{hashed:?}");
+        for other in ["volume-key-file=/k", "token-only"] {
+            assert_eq!(key_of(&format!("work /i none {other}")), None, "{other}");
+        }
     }
 
     #[test]
@@ -317,6 +356,9 @@ mod tests {
             nine /i \xff\n\
             t\xffn /i\n\
             eleven /i none \xff\n\
+            twelve /i\\012[Service] none luks\n\
+            thirteen /i /keys/k:LABEL=usb luks\n\
+            fourteen /i none luks,header=/h:/dev/sdb1\n\
             last /i none luks\n";
         let lines = parse(text);
         let good: Vec<_> = lines.iter().flatten().map(|entry| entry.name.as_str()).collect();
@@ -336,6 +378,9 @@ mod tests {
             (12, "nine"),
             (13, "?"),
             (14, "eleven"),
+            (15, "twelve"),
+            (16, "thirteen"),
+            (17, "fourteen"),
         ];
         assert_eq!(shown, expected);
         for (index, word) in [
@@ -350,6 +395,9 @@ mod tests {
             (8, "key file"),
             (9, "UTF-8"),
             (10, "UTF-8"),
+            (11, "control character"),
+            (12, "mount LABEL=usb by fstab"),
+            (13, "mount /dev/sdb1 by fstab"),
         ] {
             assert!(problems[index].message.contains(word), "{:?}", problems[index]);
         }

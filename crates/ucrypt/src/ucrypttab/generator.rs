@@ -19,6 +19,9 @@ use crate::stdio::say_line;
 /// Where messages of generators go: the system's log is not there yet.
 const KERNEL_LOG: &str = "/dev/kmsg";
 
+/// The target of volumes that need the network.
+const REMOTE: &str = "remote-cryptsetup.target";
+
 /// Arguments of `systemd-generator`, as systemd gives them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GeneratorArgs {
@@ -99,7 +102,7 @@ struct Unit {
 impl Unit {
     fn of(entry: &Entry, table: &Path) -> Self {
         let options = &entry.options;
-        let target = if options.netdev { "remote-cryptsetup.target" } else { "cryptsetup.target" };
+        let target = if options.netdev { REMOTE } else { "cryptsetup.target" };
         let mut settings = head(&table.display().to_string());
         let image = entry.source.path();
         let on_node = is_node(&image);
@@ -107,16 +110,15 @@ impl Unit {
         if on_node {
             let _ = writeln!(settings, "BindsTo={image_unit}\nAfter={image_unit}");
         }
-        let header = options.header.as_ref().map(PathBuf::from);
-        let files = [(!on_node).then_some(image), entry.key.clone(), header];
-        for file in files.into_iter().flatten() {
-            if is_node(&file) {
+        let files = (!on_node).then_some(&image).into_iter().chain(&entry.key);
+        for file in files.chain(&options.files) {
+            if is_node(file) {
                 // A key or a header on a device of its own, which udev may find later than the image's.
-                let unit = format!("{}.device", escape::path(&file));
+                let unit = format!("{}.device", escape::path(file));
                 let needs = if options.nofail { "Wants" } else { "Requires" };
                 let _ = writeln!(settings, "{needs}={unit}\nAfter={unit}");
             } else if !file.starts_with("/dev") {
-                let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(&file));
+                let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(file));
             }
         }
         if options.netdev {
@@ -150,7 +152,7 @@ impl Unit {
         Self {
             service: service(name),
             settings: head(&table.display().to_string()),
-            wanted: Some(("cryptsetup.target", false)),
+            wanted: (!problem.noauto).then_some(("cryptsetup.target", false)),
             device: Some(device(name)),
             is_announced: true,
             waits: None,
@@ -195,17 +197,23 @@ fn write(args: &GeneratorArgs, unit: &Unit) -> io::Result<()> {
         fs::create_dir_all(&folder)?;
         fs::write(folder.join(file), text)
     };
-    let link = |folder: String| {
+    let link_to = |unit: &Path, folder: &str, name: &str| {
         let folder = dir.join(folder);
         fs::create_dir_all(&folder)?;
-        match symlink(template, folder.join(&unit.service)) {
+        match symlink(unit, folder.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             linked => linked,
         }
     };
+    let link = |folder: String| link_to(template, &folder, &unit.service);
     add(format!("{}.d", unit.service), "50-ucrypttab.conf", &unit.settings)?;
     if let Some((target, required)) = unit.wanted {
         link(format!("{target}.{}", if required { "requires" } else { "wants" }))?;
+        if target == REMOTE {
+            // Not every system has enabled it.
+            let unit = Path::new("..").join(REMOTE);
+            link_to(&unit, "multi-user.target.wants", REMOTE)?;
+        }
     }
     if let Some(device) = &unit.device {
         // Whoever waits for the device has the service started, and fails with it.
@@ -287,6 +295,25 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_line_that_is_not_for_the_boot_has_no_part_in_it() {
+        let wrong = unit("w /i none frobnicate,noauto,nofail");
+        assert_eq!(wrong.wanted, None);
+        assert!(wrong.device.is_some(), "who waits for it is told");
+    }
+
+    #[test]
+    fn a_service_waits_for_all_other_files_of_its_volume() {
+        let found = unit("w /dev/sdb1 none luks,volume-key-file=/mnt/usb/w.key,log=/var/log/w.log");
+        for file in ["/mnt/usb/w.key", "/var/log/w.log"] {
+            let waits = format!("\nRequiresMountsFor=\"{file}\"\n");
+            assert!(found.settings.contains(&waits), "{}", found.settings);
+        }
+        let found = unit("w /dev/sdb1 none luks,volume-key-file=/dev/disk/by-id/k,log=syslog");
+        assert!(found.settings.contains("\nRequires=dev-disk-by\\x2did-k.device\n"));
+        assert!(!found.settings.contains("RequiresMountsFor"), "{}", found.settings);
+    }
+
+    #[test]
     fn a_service_is_ordered_as_those_of_crypttab_are() {
         let template = include_str!("../../../../dist/systemd/ucrypt@.service");
         assert!(template.contains("\nAfter=cryptsetup-pre.target "), "{template}");
@@ -315,7 +342,7 @@ mod tests {
     fn units_are_written_and_a_second_time_over_themselves() {
         let dir = tempfile::tempdir().unwrap();
         let table = dir.path().join("table");
-        fs::write(&table, "a /i /key luks\nb /i none nonsense\n\0\n").unwrap();
+        fs::write(&table, "a /i /key luks\nb /i none nonsense\n\0\nn /i none _netdev\n").unwrap();
         let normal = dir.path().join("normal");
         let args =
             GeneratorArgs { normal: normal.clone(), early: None, late: None, ucrypttab: table };
@@ -327,6 +354,8 @@ mod tests {
             "ucrypt@b.service.d/50-ucrypttab.conf",
             "cryptsetup.target.requires/ucrypt@a.service",
             "cryptsetup.target.wants/ucrypt@b.service",
+            "remote-cryptsetup.target.requires/ucrypt@n.service",
+            "multi-user.target.wants/remote-cryptsetup.target",
             "dev-ucrypt-a.device.requires/ucrypt@a.service",
             "dev-ucrypt-a.device.d/40-device-timeout.conf",
         ] {

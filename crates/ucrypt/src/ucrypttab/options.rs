@@ -1,7 +1,23 @@
 //! The options of a line: those of systemd's and Debian's crypttab(5), and those of `open` under their own
 //! names. An option is done, means nothing here, or is refused with the reason.
 
+use std::path::PathBuf;
 use std::time::Duration;
+
+use super::entry::Source;
+
+/// Why a volume that asks nobody cannot be opened.
+pub(super) const NO_KEY: &str = "there is no key file, and nobody is asked for a passphrase";
+
+/// Whether a line has a key file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyFile {
+    /// The line names it.
+    Named,
+    /// The line names none, but there is one where crypttab(5) looks for it.
+    OfItsName,
+    None,
+}
 
 /// What an option means.
 #[derive(Debug, Clone, Copy)]
@@ -182,8 +198,10 @@ pub(super) struct Options {
     pub(super) asks_nobody: bool,
     /// How long systemd waits for the device of the image.
     pub(super) device_timeout: Option<Duration>,
-    /// The path of a detached header.
-    pub(super) header: Option<String>,
+    /// What the volume needs besides its image and its key file: a detached header, a volume key, the file of the log.
+    pub(super) files: Vec<PathBuf>,
+    /// The volume has a key by another way than a key file.
+    pub(super) has_other_key: bool,
     /// Whether the volume is served as a block device of the kernel, as far as the line says so.
     pub(super) is_device: bool,
     /// What options of the line mean nothing here.
@@ -196,8 +214,8 @@ impl Options {
         !self.words.iter().any(|word| word.starts_with("--as="))
     }
 
-    /// Reads the fourth field. `has_key`: the line names a key file.
-    pub(super) fn parse(text: &str, has_key: bool) -> Result<Self, String> {
+    /// Reads the fourth field.
+    pub(super) fn parse(text: &str, key: KeyFile) -> Result<Self, String> {
         let mut options = Self { is_device: true, ..Self::default() };
         let mut seen = Vec::new();
         let mut kind = None;
@@ -277,16 +295,20 @@ impl Options {
                 Refused(_) => return Err(refusal(name, *meaning)),
             }
         }
-        options.check(&seen, kind, has_key)?;
+        options.check(&seen, kind, key)?;
         Ok(options)
     }
 
     fn take(&mut self, option: &str, value: &str) -> Result<(), String> {
         match option {
-            "header" | "volume-key-file" if !value.starts_with('/') => {
-                return Err(format!("{value} is no path from / on"));
+            "header" | "volume-key-file" => {
+                if !value.starts_with('/') {
+                    return Err(format!("{value} is no path from / on"));
+                }
+                is_on_no_device(value)?;
+                self.files.push(value.into());
             }
-            "header" => self.header = Some(value.into()),
+            "log" if value.starts_with('/') => self.files.push(value.into()),
             "as" => match value {
                 "ublk" | "loop" => {}
                 "fuse" | "nbd" => self.is_device = false,
@@ -298,16 +320,18 @@ impl Options {
         Ok(())
     }
 
-    fn check(&mut self, seen: &[&str], kind: Option<Own>, has_key: bool) -> Result<(), String> {
+    fn check(&mut self, seen: &[&str], kind: Option<Own>, key: KeyFile) -> Result<(), String> {
         let has = |name: &str| seen.contains(&name);
         self.words.insert(
             0,
             format!("--type={}", if kind == Some(Own::Plain) { "plain" } else { "luks" }),
         );
         let has_volume_key = has("volume-key-file");
-        if has_volume_key && has_key {
+        if has_volume_key && key == KeyFile::Named {
             return Err("a key file has no effect beside volume-key-file=; write none".into());
         }
+        self.has_other_key = has_volume_key || has("token-only");
+        let has_key = key == KeyFile::Named || key == KeyFile::OfItsName && !self.has_other_key;
         if kind == Some(Own::Plain) {
             let needed = [("cipher", true), ("size", true), ("hash", !has_key && !has_volume_key)];
             if let Some((name, _)) = needed.iter().find(|(name, needed)| *needed && !has(name)) {
@@ -322,12 +346,24 @@ impl Options {
                         here and for cryptsetup, where the file is the key: leave hash= out if it is"
                 .into());
         }
-        if self.asks_nobody && !has_key && !has_volume_key && !has("token-only") {
-            return Err("headless needs a key file, or token-only: there is nobody to ask".into());
+        if self.asks_nobody && !has_key && !self.has_other_key {
+            self.notes.push(format!("headless: {NO_KEY}"));
         }
         self.asks_nobody |= has_volume_key;
         Ok(())
     }
+}
+
+/// Refuses a path on the file system of another device, which systemd mounts for it.
+pub(super) fn is_on_no_device(path: &str) -> Result<(), String> {
+    let Some((before, device)) = path.rsplit_once(':') else { return Ok(()) };
+    if device.starts_with("/dev/") || Source::is_tag(device) {
+        return Err(format!(
+            "{path}: a file on a device that is mounted for it alone is not supported: mount {device} by fstab, and \
+             give the path of {before} there"
+        ));
+    }
+    Ok(())
 }
 
 fn refusal(name: &str, meaning: Meaning) -> String {
@@ -384,11 +420,11 @@ mod tests {
     use crate::Cli;
 
     fn words(text: &str) -> Vec<String> {
-        Options::parse(text, true).unwrap_or_else(|error| panic!("{text}: {error}")).words
+        Options::parse(text, KeyFile::Named).unwrap_or_else(|error| panic!("{text}: {error}")).words
     }
 
     fn error(text: &str) -> String {
-        Options::parse(text, false).expect_err(text)
+        Options::parse(text, KeyFile::None).expect_err(text)
     }
 
     /// A value that the option takes.
@@ -433,14 +469,15 @@ mod tests {
             let found = open.get_arguments().find(|argument| argument.get_long() == Some(*long));
             let argument = found.unwrap_or_else(|| panic!("{name}: open has no --{long}"));
             assert_eq!(argument.get_action().takes_values(), takes_value, "{name}");
-            let options = Options::parse(&text, *name != "volume-key-file").unwrap();
+            let key = if *name == "volume-key-file" { KeyFile::None } else { KeyFile::Named };
+            let options = Options::parse(&text, key).unwrap();
             let line = ["ucrypt", "open"].into_iter().map(str::to_owned).chain(options.words);
             let line = line.chain(["/image".into(), "name".into()]);
             let parsed = Cli::command().try_get_matches_from(line);
             assert!(parsed.is_ok(), "{text}: {}", parsed.unwrap_err());
             // Neither a missing value nor one too many is taken for something else.
             let wrong = if takes_value { (*name).to_owned() } else { format!("{name}=1") };
-            assert!(Options::parse(&wrong, true).is_err(), "{wrong}");
+            assert!(Options::parse(&wrong, KeyFile::Named).is_err(), "{wrong}");
         }
     }
 
@@ -449,7 +486,7 @@ mod tests {
         for (name, meaning) in OPTIONS {
             match meaning {
                 Nothing(why) => {
-                    let options = Options::parse(&format!("{name},luks"), true).unwrap();
+                    let options = Options::parse(&format!("{name},luks"), KeyFile::Named).unwrap();
                     assert_eq!(options.notes, [format!("{name}: {why}")]);
                     assert_eq!(options.words, ["--type=luks"]);
                 }
@@ -466,9 +503,11 @@ mod tests {
 
     #[test]
     fn the_tables_own_options_are_what_crypttab_says() {
-        let options =
-            Options::parse("luks,noauto,nofail,_netdev,x-systemd.device-timeout=1min 30", false)
-                .unwrap();
+        let options = Options::parse(
+            "luks,noauto,nofail,_netdev,x-systemd.device-timeout=1min 30",
+            KeyFile::None,
+        )
+        .unwrap();
         assert!(options.noauto && options.nofail && options.netdev && options.is_device);
         assert_eq!(options.device_timeout, Some(Duration::from_secs(90)));
         assert_eq!(
@@ -477,11 +516,14 @@ mod tests {
         );
         assert_eq!(words("luks,discard,,"), ["--type=luks", "--allow-discards"]);
         assert_eq!(words(""), ["--type=luks"]);
-        assert!(!Options::parse("as=nbd", false).unwrap().is_device);
-        assert!(Options::parse("headless", true).unwrap().asks_nobody);
-        assert!(!Options::parse("headless=no", false).unwrap().asks_nobody);
-        assert!(Options::parse("headless,token-only", false).unwrap().asks_nobody);
-        assert_eq!(Options::parse("header=/h", false).unwrap().header, Some("/h".into()));
+        assert!(!Options::parse("as=nbd", KeyFile::None).unwrap().is_device);
+        assert!(Options::parse("headless", KeyFile::Named).unwrap().asks_nobody);
+        assert!(!Options::parse("headless=no", KeyFile::None).unwrap().asks_nobody);
+        assert!(Options::parse("headless,token-only", KeyFile::None).unwrap().asks_nobody);
+        assert_eq!(
+            Options::parse("header=/h", KeyFile::None).unwrap().files,
+            [PathBuf::from("/h")]
+        );
     }
 
     #[test]
@@ -501,17 +543,20 @@ mod tests {
             ("tries=many", "no number"),
             ("timeout=soon", "no time"),
             ("timeout=", "no value"),
-            ("headless", "nobody to ask"),
             ("headless=perhaps", "neither yes nor no"),
         ] {
             assert!(error(text).contains(word), "{text}: {}", error(text));
         }
-        let error = Options::parse("volume-key-file=/k", true).unwrap_err();
+        let error = Options::parse("volume-key-file=/k", KeyFile::Named).unwrap_err();
         assert!(error.contains("no effect"), "{error}");
-        assert!(Options::parse("plain,cipher=aes,size=256", true).is_ok(), "a key file is the key");
-        assert!(Options::parse("plain,cipher=aes,size=256,hash=plain", true).is_ok());
+        assert!(
+            Options::parse("plain,cipher=aes,size=256", KeyFile::Named).is_ok(),
+            "a key file is the key"
+        );
+        assert!(Options::parse("plain,cipher=aes,size=256,hash=plain", KeyFile::Named).is_ok());
         // Here it would be the key, for systemd its hash is.
-        let error = Options::parse("plain,cipher=aes,size=256,hash=sha256", true).unwrap_err();
+        let error =
+            Options::parse("plain,cipher=aes,size=256,hash=sha256", KeyFile::Named).unwrap_err();
         assert!(error.contains("hash="), "{error}");
     }
 

@@ -26,9 +26,12 @@ fn files(dir: &Path, found: &mut BTreeSet<PathBuf>) {
 fn what_is_installed_is_listed_and_goes_with_its_list() {
     let scratch = prepare();
     let prefix = scratch.path("usr/local");
-    let mut install = tool("sh", "dash");
-    install.arg(root().join("scripts/install")).arg(UCRYPT).arg(&prefix);
-    run(&mut install, b"").passes();
+    let install = |program: &str, prefix: PathBuf| {
+        let mut install = tool("sh", "dash");
+        install.arg(root().join("scripts/install")).arg(program).arg(prefix);
+        install
+    };
+    run(&mut install(UCRYPT, prefix.clone()), b"").passes();
     // What an earlier version had installed goes with the next one.
     let [list, earlier] = ["share/doc/ucrypt/files", "share/man/man8/ucrypt-earlier.8.gz"];
     let (list, earlier) = (prefix.join(list), prefix.join(earlier));
@@ -36,8 +39,22 @@ fn what_is_installed_is_listed_and_goes_with_its_list() {
     let listed =
         fs::read_to_string(&list).expect("a list") + earlier.to_str().expect("text") + "\n";
     fs::write(&list, listed).expect("written");
-    run(&mut install, b"").passes();
-    assert!(!earlier.exists(), "it was left");
+    // One that fails has listed what there is.
+    let there = |list: &Path| {
+        let (mut installed, listed) = (BTreeSet::new(), fs::read_to_string(list).expect("a list"));
+        files(&prefix, &mut installed);
+        let listed: BTreeSet<_> = listed.lines().map(PathBuf::from).collect();
+        installed.difference(&listed).cloned().collect::<Vec<_>>()
+    };
+    assert!(!run(&mut install("false", prefix.clone()), b"").succeeded(), "no pages, no success");
+    assert_eq!(there(&list), Vec::<PathBuf>::new());
+    // The same place in other words: nothing is taken for a file of an earlier installation.
+    for same in ["/", "/.", "//../local", ""] {
+        let mut spelled = prefix.clone().into_os_string();
+        spelled.push(same);
+        run(&mut install(UCRYPT, spelled.into()), b"").passes();
+        assert!(prefix.join("bin/ucrypt").exists() && !earlier.exists(), "{same}");
+    }
     for page in
         ["man5/ucrypttab.5", "man7/ucrypt-containers.7", "man7/ucrypt-formats.7", "man8/ucrypt.8"]
     {

@@ -89,6 +89,42 @@ fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
     assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
 }
 
+/// The program of a container is the first process of its namespace, which the kernel spares signals that it does not
+/// handle.
+#[test]
+fn a_signal_ends_the_first_process_of_a_container_before_it_serves_and_while_it_does() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // SIGTERM is among the signals that it handles, as a bit of the fourth digit from the right.
+    let text = "
+        mkfifo key
+        exec 3<>key
+        inside() {
+            unshare --pid --fork --kill-child env --default-signal=HUP,INT \"$@\" 3<&- >said &
+            outer=$!
+            until inner=$(cat /proc/$outer/task/$outer/children) && [ -n \"$inner\" ] &&
+                grep -q 'SigCgt:.*[4-7c-f]...$' /proc/${inner% }/status; do
+                kill -0 $outer
+                sleep 0.02
+            done
+        }
+        ends() { status=0; wait $outer || status=$?; [ $status = $1 ]; }
+        # It waits for its key.
+        for end in TERM:143 INT:130 HUP:129; do
+            inside $1 serve --key-file key --nbd unix:$PWD/socket $2
+            kill -${end%:*} $inner
+            ends ${end#*:}
+            [ ! -s said ]
+        done
+        inside $1 serve --backend mem:1M --nbd unix:$PWD/socket
+        until grep -q nbd+unix said; do kill -0 $outer; sleep 0.02; done
+        kill -TERM $inner
+        ends 0
+        [ ! -e socket ]";
+    let arguments = [crate::scratch::UCRYPT, image.path.to_str().expect("text")];
+    run(&mut script(&scratch, text, &arguments), b"").passes();
+}
+
 /// The limit is of the shell that has opened the volume; its clients know nothing of it.
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_of_a_write_and_not_the_end_of_the_server() {

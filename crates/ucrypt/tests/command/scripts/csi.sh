@@ -78,3 +78,19 @@ pkill -KILL -f "serve-in-background.*csi-$id\$"
 umount -l stage
 sh "$node" unstage "$id" stage
 [ ! -L "/dev/ucrypt/csi-$id" ]
+
+# Nothing is published of a directory that is not staged.
+fails 4 publish stage pod
+[ -z "$(find pod stage -mindepth 1)" ]
+
+# A file system that has failed does not count as unmounted.
+sh "$node" stage "$id" image key stage xfs
+sh "$node" publish stage pod
+xfs_io -x -c shutdown stage
+sh "$node" unpublish pod
+sh "$node" unstage "$id" stage
+is_closed
+[ -z "$(grep " $PWD/stage " /proc/self/mounts)" ]
+sh "$node" stage "$id" image key stage xfs
+[ "$(cat stage/file)" = "of a pod" ]
+sh "$node" unstage "$id" stage
