@@ -425,6 +425,20 @@ fn place(contender: Contender) -> (u8, String) {
     (group, contender.to_string())
 }
 
+/// Medians over the rounds of the quantiles that they tell, as of all other figures.
+fn quantiles(rounds: &Rounds<'_>) -> Vec<(f64, f64)> {
+    let mut all: Vec<(f64, Vec<f64>)> = Vec::new();
+    for (share, us) in rounds.values().flat_map(|sample| sample.known_quantiles()) {
+        match all.iter_mut().find(|(known, _)| (known - share).abs() < 1e-9) {
+            Some((_, values)) => values.push(us),
+            None => all.push((share, vec![us])),
+        }
+    }
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let median = |(share, values)| Some((share, Spread::of(values)?.median));
+    all.into_iter().filter_map(median).collect()
+}
+
 fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) -> Option<Figure> {
     let spread = |of: fn(&Sample) -> f64| Spread::of(rounds.values().map(|sample| of(sample)));
     let latency = |of: fn(&Sample) -> Option<f64>| {
@@ -443,9 +457,9 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     });
     let orders = rounds.values().filter_map(|sample| sample.order);
     let order = orders.reduce(|a, b| Order {
-        writes: a.writes + b.writes,
-        bytes: a.bytes + b.bytes,
-        continued: a.continued + b.continued,
+        writes: a.writes.saturating_add(b.writes),
+        bytes: a.bytes.saturating_add(b.bytes),
+        continued: a.continued.saturating_add(b.continued),
     });
     Some(Figure {
         contender,
@@ -462,7 +476,7 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         steal_max: most(|sample| sample.disturbance.steal),
         others_max: most(|sample| sample.disturbance.others),
         load: middle.load.clone(),
-        quantiles: middle.known_quantiles(),
+        quantiles: quantiles(rounds),
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),
         order,
         device: middle.device,
@@ -634,8 +648,20 @@ mod tests {
             generator: Generator::BuiltIn,
             command: String::new(),
         };
-        let (machine, storage) = (Machine::default(), Target::Memory.storage().expect("memory"));
-        let about = About { settings, machine, storage, started_s: 1, left_out: Vec::new() };
+        let (machine, storage) = (
+            Machine::default(),
+            crate::held::Held::take(&Target::Memory, 0)
+                .and_then(|it| it.storage())
+                .expect("memory"),
+        );
+        let about = About {
+            settings,
+            machine,
+            storage,
+            started_s: 1,
+            left_out: Vec::new(),
+            contenders: BTreeMap::new(),
+        };
         let description = by_name(experiment).expect("an experiment");
         let cell = &description.cells(Scale::Quick)[0];
         let is_tree = description.method == Method::Tree;

@@ -1,9 +1,11 @@
 //! One run in virtual time: the machine, the disk, the clients and the policy.
 
 use std::cell::RefCell;
+use std::io;
 use std::rc::Rc;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ucrypt_backend::Backend;
 use ucrypt_backend::model::Profile;
@@ -14,6 +16,7 @@ use ucrypt_engine::{
 use ucrypt_sector::{CipherSpec, SectorCipher, SectorOptions};
 
 use crate::client::{Job, Request, Requests};
+use crate::load::INTERRUPTED;
 use crate::report::{Latency, Report};
 use crate::world::{Clients, Costs, Present, Stalls, World};
 
@@ -26,6 +29,9 @@ pub const AES_2017: CipherModel = CipherModel { ns_per_byte: 0.9, ns_per_call: 6
 /// A run with more events than this loops for ever: a request takes some twenty events, and each
 /// chunk as many more.
 const EVENTS_MAX: u64 = 200_000_000;
+
+/// Events between two looks whether the run is to stop.
+const STOP_EVERY: u64 = 4096;
 
 /// Bytes of an encrypted sector.
 pub(crate) const SECTOR_BYTES: u32 = 4096;
@@ -99,6 +105,25 @@ impl Experiment {
     /// # Panics
     /// As [`Experiment::run`].
     pub fn run_over(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Report {
+        self.steps(wrap, &|| false).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Experiment::run`], until `stop` is set.
+    ///
+    /// # Errors
+    /// If `stop` was set, or the experiment takes too many steps.
+    ///
+    /// # Panics
+    /// If a request fails or never ends, or a count that must be at least 1 is 0.
+    pub fn run_until(&self, stop: &AtomicBool) -> io::Result<Report> {
+        self.steps(|disk| disk, &|| stop.load(Ordering::Relaxed))
+    }
+
+    fn steps(
+        &self,
+        wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>,
+        stops: &dyn Fn() -> bool,
+    ) -> io::Result<Report> {
         let count = |number: u32| number as usize;
         let workers = if self.policy.uses_workers() { self.workers } else { 0 };
         let machine = (count(self.cores), count(self.queues), count(workers));
@@ -125,13 +150,26 @@ impl Experiment {
         let mut events = 0;
         while world.advance() {
             events += 1;
-            assert!(events < EVENTS_MAX, "it goes round in a circle: {}", world.describe());
+            if events % STOP_EVERY == 0 && (stops() || events >= EVENTS_MAX) {
+                let error = if events < EVENTS_MAX {
+                    io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED)
+                } else {
+                    io::Error::other(format!(
+                        "a simulation takes more than {EVENTS_MAX} steps: the cipher is too slow for its \
+                         requests, or it goes round in a circle ({})",
+                        world.describe()
+                    ))
+                };
+                // Whoever drops a queue waits for what is under way, which never ends now.
+                std::mem::forget((world, queues));
+                return Err(error);
+            }
         }
         let stuck: usize = queues.iter().map(|queue| queue.borrow().in_flight()).sum();
         assert!(stuck == 0, "{stuck} requests never end: {}", world.describe());
         let measured = &mut *measured.borrow_mut();
         let in_flight = self.queues * depth;
-        Report {
+        Ok(Report {
             // Clients without think time keep their depth: throughput is what is in flight over its
             // latency (Little's law). Unlike a count in a window, this does not depend on where
             // bursts begin.
@@ -145,7 +183,7 @@ impl Experiment {
             end_ns: world.now_ns(),
             finished: measured.finished,
             failed: measured.failed,
-        }
+        })
     }
 
     fn volume(&self, world: &World, disk: Arc<dyn Backend>) -> Arc<Volume> {

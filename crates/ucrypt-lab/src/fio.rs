@@ -178,7 +178,9 @@ fn sample(text: &str, version: &str) -> io::Result<Option<Sample>> {
         .map_err(|error| wrong(format!("fio's JSON is not understood: {error}")))?;
     let job = output.jobs.first().ok_or_else(|| wrong("fio ran no job".into()))?;
     if job.error != 0 {
-        return Err(wrong(format!("fio counts error {}", job.error)));
+        // The kind tells a full disk from a contender that fails.
+        let error = io::Error::from_raw_os_error(job.error);
+        return Err(io::Error::new(error.kind(), format!("fio counts an error: {error}")));
     }
     let sides = [&job.read, &job.write];
     let requests: u64 = sides.iter().map(|side| side.total_ios).sum();

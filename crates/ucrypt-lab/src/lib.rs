@@ -41,6 +41,7 @@ pub mod dd;
 pub mod experiment;
 pub mod fio;
 pub mod grid;
+pub mod held;
 pub mod load;
 pub mod markdown;
 pub mod modes;

@@ -687,7 +687,7 @@ fn conditions(analysis: &Analysis) -> Vec<String> {
     if storage.mapped {
         lines.push(format!(
             "{} is mapped: the engine works in the mapping, where raw makes system calls. A ratio may \
-             be above 1.",
+             be above 1. (Of sorted-writes, all make system calls.)",
             about.settings.on
         ));
     }
@@ -784,8 +784,17 @@ pub(crate) mod tests {
             why: "nbdkit is not installed".into(),
         }];
         let machine = Machine { cores: 2, processor: "A <processor>".into(), ..Machine::default() };
-        let storage = Target::Memory.storage().expect("memory");
-        let about = About { settings, machine, storage, started_s: 1_763_900_000, left_out };
+        let storage = crate::held::Held::take(&Target::Memory, 0)
+            .and_then(|it| it.storage())
+            .expect("memory");
+        let about = About {
+            settings,
+            machine,
+            storage,
+            started_s: 1_763_900_000,
+            left_out,
+            contenders: std::collections::BTreeMap::new(),
+        };
         let mut records = Vec::new();
         for description in ALL {
             for cell in description.cells(Scale::Quick) {

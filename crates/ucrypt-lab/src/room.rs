@@ -6,13 +6,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
+use ucrypt_image::machine::free_memory;
 use ucrypt_image::memory::Bytes;
 
 use crate::catalogue::{Method, Scale};
 use crate::contender::Contender;
 use crate::runner::Plan;
 use crate::store::Settings;
-use crate::target::{SPARE, Target};
+use crate::target::{SPARE, Target, keeps_files, no_memory};
 use crate::{served, tree};
 
 /// Files that a run makes in a directory.
@@ -91,13 +92,19 @@ fn check(needs: &[Need], free: impl Fn(&Path) -> Result<(u64, u64), String>) -> 
 }
 
 impl Settings {
-    /// Refuses a run for whose files there is no room. Writes nothing.
+    /// Refuses a run for whose files there is no room, or which others could put others in the place of. Writes nothing.
     ///
     /// # Errors
-    /// Names the bytes that are needed and free, the directory, and what can be done; or an experiment
-    /// that does not exist.
+    /// Names the directory, the bytes that are needed and free, and what can be done; or an experiment that does not
+    /// exist.
     pub fn check_room(&self) -> Result<(), String> {
-        check(&needs(self, &self.plans()?), |dir| {
+        let needs = needs(self, &self.plans()?);
+        for need in &needs {
+            keeps_files(&need.dir).map_err(|error| error.to_string())?;
+        }
+        let in_memory = |dir: &Path| statvfs_type(dir) == TMPFS_MAGIC;
+        self.check_memory(&needs, in_memory, free_memory())?;
+        check(&needs, |dir| {
             let failed =
                 |error: &dyn std::fmt::Display| format!("cannot use {}: {error}", dir.display());
             let device = fs::metadata(dir).map_err(|error| failed(&error))?.dev();
@@ -105,6 +112,40 @@ impl Settings {
             Ok((device, fs.f_bavail.saturating_mul(fs.f_frsize)))
         })
     }
+
+    /// Refuses a run that takes more memory than is `free`, in bytes: the target, the ceiling of memory alone, and the
+    /// files that are in memory, are there at the same time.
+    fn check_memory(
+        &self,
+        needs: &[Need],
+        in_memory: impl Fn(&Path) -> bool,
+        free: u64,
+    ) -> Result<(), String> {
+        let has_target = self.plans()?.iter().any(|plan| plan.has_target());
+        let target = matches!(self.on, Target::Memory | Target::Model(_)) && has_target;
+        // The target itself is that ceiling, where it is memory.
+        let ceiling = has_target && self.on != Target::Memory && no_memory(self.len).is_none();
+        let files = needs.iter().filter(|need| in_memory(&need.dir)).map(|need| need.bytes);
+        let all = [target, ceiling].into_iter().filter(|it| *it).map(|_| self.len).chain(files);
+        let sum = all.fold(SPARE, u64::saturating_add);
+        if sum <= free {
+            return Ok(());
+        }
+        Err(format!(
+            "the run takes {} of memory, for its target, for the ceiling of memory alone and for files in memory, and \
+             {} are free; use a smaller --size, or another directory for --on",
+            Bytes(sum),
+            Bytes(free)
+        ))
+    }
+}
+
+/// tmpfs (linux/magic.h).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// The type of a file system; 0 if the system does not tell.
+fn statvfs_type(dir: &Path) -> i64 {
+    rustix::fs::statfs(dir).map_or(0, |fs| fs.f_type)
 }
 
 #[cfg(test)]
@@ -145,6 +186,30 @@ mod tests {
         // A device has no directory for images: no server takes part.
         assert_eq!(of(Target::Device("/dev/none".into()), &["workqueues"], "ucrypt-nbd"), []);
         assert!(served::bytes_of_images(1 << 30, true) > 3 << 30);
+    }
+
+    #[test]
+    fn what_lies_in_memory_adds_up() {
+        let of = |on, experiment, against, free_mib: u64| {
+            let settings = settings(on, &[experiment], against);
+            let needs = needs(&settings, &settings.plans().expect("plans"));
+            settings.check_memory(&needs, |dir| dir.starts_with("/dev/shm"), free_mib << 20)
+        };
+        let scratch = || Target::Scratch("/some/where/scratch".into());
+        let model = || Target::Model("sata2017".into());
+        // A target or a ceiling of 1 GiB, images of 2 GiB and 4 MiB, and 64 MiB to spare.
+        for (on, against, mib) in [
+            (Target::Memory, "ucrypt", 1024),
+            (Target::Memory, "ucrypt-nbd", 1024 + 2052),
+            (scratch(), "ucrypt-nbd", 1024),
+            (model(), "ucrypt", 2048),
+            (Target::Zero, "ucrypt", 1024),
+        ] {
+            assert_eq!(of(on.clone(), "workqueues", against, mib + 64), Ok(()), "{on}");
+            let refused = of(on.clone(), "workqueues", against, mib + 63).expect_err("too little");
+            assert!(refused.contains("--size"), "{refused}");
+        }
+        assert_eq!(of(Target::Memory, "many-drives", "ucrypt", 64), Ok(()));
     }
 
     #[test]

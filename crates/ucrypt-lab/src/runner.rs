@@ -1,6 +1,6 @@
 //! Carries a run out: every contender in every cell, in interleaved rounds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use crate::bench::Bench;
 use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::dd;
+use crate::held::Held;
 use crate::load::{Load, Times};
 use crate::mounted;
 use crate::process;
@@ -30,6 +31,8 @@ pub struct Surroundings<'a> {
     pub progress: &'a dyn Fn(Progress),
     /// Gets what could not be ended.
     pub left: &'a Left,
+    /// What the run is on.
+    pub target: &'a Held,
 }
 
 /// How far a run is.
@@ -81,6 +84,11 @@ impl Plan {
     /// How it is carried out.
     pub(crate) fn method(&self) -> Method {
         self.description.method
+    }
+
+    /// Whether it uses the target of the run.
+    pub(crate) fn has_target(&self) -> bool {
+        self.description.has_target()
     }
 
     /// Who takes part.
@@ -306,6 +314,15 @@ impl Settings {
         self.experiments.iter().map(plan).collect()
     }
 
+    /// Who takes part, by experiment.
+    ///
+    /// # Errors
+    /// Names an experiment that does not exist.
+    pub fn contenders(&self) -> Result<BTreeMap<String, Vec<Contender>>, String> {
+        let of = |plan: Plan| (plan.description.name.to_owned(), plan.contenders);
+        Ok(self.plans()?.into_iter().map(of).collect())
+    }
+
     /// About how long a run takes.
     ///
     /// # Errors
@@ -359,15 +376,16 @@ pub struct Extent {
     pub untouched: Vec<&'static str>,
 }
 
-/// How much of a run its records are. Which contenders take part is taken from them: this may be another
-/// machine than that of the run.
+/// How much of a run its records are.
 pub fn extent(about: &About, records: &[Record]) -> Extent {
     let mut extent = Extent::default();
     for description in about.settings.experiments.iter().filter_map(|name| by_name(name)) {
-        let mut contenders = Vec::new();
+        let mut contenders = about.contenders.get(description.name).cloned().unwrap_or_default();
+        let mut is_touched = false;
         // Rounds made, and rounds that failed.
         let mut counts: HashMap<(Contender, &str), (u64, u64)> = HashMap::new();
         for record in records.iter().filter(|record| record.experiment == description.name) {
+            is_touched = true;
             if !contenders.contains(&record.contender) {
                 contenders.push(record.contender);
             }
@@ -377,7 +395,7 @@ pub fn extent(about: &About, records: &[Record]) -> Extent {
         let mut left_out = about.left_out.iter().filter(|it| it.experiment == description.name);
         let mut cells = description.cells(about.settings.scale);
         cells.retain(|cell| left_out.clone().all(|left| left.what != cell.name));
-        if contenders.is_empty() {
+        if !is_touched {
             // Where nobody can take part, the notes say why.
             if left_out.next().is_none() {
                 extent.untouched.push(description.name);
@@ -578,7 +596,7 @@ impl Stage {
         let settings = &about.settings;
         let Turn { at, plan, cell, contender, round } = *turn;
         if self.of != Some(at) {
-            // The target is released before it is opened again.
+            // Memory is released before more of it is taken.
             *self = Self { of: Some(at), images: self.images.take(), ..Self::default() };
         }
         let region = settings.len / cell.block_bytes.max(1) * cell.block_bytes;
@@ -628,7 +646,7 @@ impl Stage {
                 let bench = match &mut self.bench {
                     Some(bench) => bench,
                     none => {
-                        let target = settings.on.open(settings.len).map_err(io::Error::other)?;
+                        let target = around.target.open()?;
                         let bench = Bench::new(target, settings.len, method);
                         bench.fill(around.stop, filling)?;
                         none.insert(bench)
@@ -882,15 +900,23 @@ mod tests {
             time_ms: 1,
             ..settings(Generator::BuiltIn)
         };
-        let _scratch = settings.on.prepare(len).expect("made");
-        let storage = settings.on.storage().expect("looked at");
+        let target = Held::make(&settings.on, len).expect("made");
+        let storage = target.storage().expect("looked at");
         let machine = crate::store::Machine::default();
-        let about = About { settings, machine, storage, started_s: 1, left_out: Vec::new() };
+        let about = About {
+            settings,
+            machine,
+            storage,
+            started_s: 1,
+            left_out: Vec::new(),
+            contenders: BTreeMap::new(),
+        };
         let out = dir.path().join("out");
         let mut store = Store::create(&out, &about).expect("a directory");
         let (stop, left) = (false.into(), Left::default());
         let ucrypt = Path::new("/nowhere/at/all/ucrypt");
-        let around = Surroundings { ucrypt, stop: &stop, progress: &|_| {}, left: &left };
+        let progress = &|_| {};
+        let around = Surroundings { ucrypt, stop: &stop, progress, left: &left, target: &target };
         assert_eq!(run(&about, &mut store, &around).expect("ran"), Outcome::Complete);
         let records = crate::store::read(&out).expect("read").records;
         let of_run = extent(&about, &records);
@@ -898,6 +924,13 @@ mod tests {
         assert_eq!((of_run.missing, of_run.failed), (0, 8), "{of_run:?}");
         let of_part = extent(&about, &records[..records.len() - 3]);
         assert_eq!(of_part.missing, 3, "{of_part:?}");
+        // Of a run that has ended early, nothing may be there of most who take part.
+        let contenders = about.settings.contenders().expect("known");
+        let planned = About { contenders, ..about.clone() };
+        let of_first = extent(&planned, &records[..1]);
+        assert_eq!(of_first.missing, of_first.planned - 1, "{of_first:?}");
+        assert_eq!(of_first.planned, extent(&planned, &records).planned, "{of_first:?}");
+        assert!(of_first.planned > 4, "{of_first:?}");
         assert_eq!(extent(&about, &[]).untouched, ["request-merge"]);
         let of = |name: &str| {
             let contender: Contender = name.parse().expect("a contender");

@@ -161,8 +161,7 @@ impl Images {
         service: Service<'_>,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        crate::target::room(parent, bytes_of_images(len, false), service.remedy)
-            .map_err(io::Error::other)?;
+        crate::target::room(parent, bytes_of_images(len, false), service.remedy)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
         let Service { ucrypt, direct, generator, left, .. } = service;
         let (ucrypt, left) = (ucrypt.into(), left.clone());
@@ -310,8 +309,7 @@ impl Images {
             return Ok(());
         }
         // Its file is as long as each of the images.
-        crate::target::room(self.dir.path(), self.len, "use a smaller --size")
-            .map_err(io::Error::other)?;
+        crate::target::room(self.dir.path(), self.len, "use a smaller --size")?;
         fs::create_dir_all(&dir)?;
         let mut init = Command::new("gocryptfs");
         // The least cost of a key derivation.

@@ -2,7 +2,7 @@
 //! `results.jsonl` holds one measurement a line. A measurement is on the disk before the next one
 //! begins, and a line that was cut off in a crash is left out.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -112,6 +112,9 @@ pub struct About {
     pub started_s: u64,
     /// What the run leaves out.
     pub left_out: Vec<LeftOut>,
+    /// Who takes part, by experiment.
+    #[serde(default)]
+    pub contenders: BTreeMap<String, Vec<Contender>>,
 }
 
 /// One measurement.
@@ -447,8 +450,18 @@ mod tests {
             generator: Generator::BuiltIn,
             command: "ucrypt lab run".into(),
         };
-        let (machine, storage) = (Machine::default(), Target::Memory.storage().unwrap());
-        About { settings, machine, storage, started_s: 1, left_out: Vec::new() }
+        let (machine, storage) = (
+            Machine::default(),
+            crate::held::Held::take(&Target::Memory, 0).and_then(|it| it.storage()).unwrap(),
+        );
+        About {
+            settings,
+            machine,
+            storage,
+            started_s: 1,
+            left_out: Vec::new(),
+            contenders: BTreeMap::new(),
+        }
     }
 
     fn record(round: u32, mb_s: f64) -> Record {

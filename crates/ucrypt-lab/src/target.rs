@@ -1,7 +1,7 @@
 //! What an experiment runs on.
 
-use std::fs::{self, File};
-use std::io::{self, Seek as _, SeekFrom};
+use std::fs;
+use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -58,6 +58,16 @@ pub struct DeviceId {
 }
 
 impl DeviceId {
+    /// The device of this number, which has `len` bytes.
+    pub(crate) fn of_number(number: u64, len: u64) -> io::Result<Self> {
+        let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        // A link into the directory of a disk, which holds those of its partitions.
+        let dir = fs::canonicalize(Path::new("/sys/dev/block").join(number));
+        let disk = dir.ok().and_then(|dir| Self::disk(&dir, boot.trim()));
+        Ok(Self { disk, len })
+    }
+
     /// The disk of the device whose directory in sysfs is `dir` (kernel:
     /// `Documentation/ABI/stable/sysfs-block`, and the drivers). The kernel counts disks anew at each
     /// `boot`.
@@ -80,25 +90,6 @@ impl DeviceId {
         // An NBD device keeps its number; each of its connections has a process.
         let process = named(&"pid").unwrap_or_default();
         Some(format!("{} {process} boot {boot}", named(&"diskseq")?))
-    }
-}
-
-/// A scratch file, which is removed when this is dropped: it, and no other file that has got its
-/// name.
-#[derive(Debug)]
-pub struct Scratch {
-    path: PathBuf,
-    /// Device and inode.
-    file: (u64, u64),
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let found = fs::symlink_metadata(&self.path);
-        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.file) {
-            // Nobody can be told of a failure here.
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -125,8 +116,20 @@ pub enum TargetError {
 }
 
 impl TargetError {
-    fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |error| Self::Io { what: what.into(), error }
+    }
+}
+
+impl From<TargetError> for io::Error {
+    /// A lack of room is that of a full disk, which is nobody's failure.
+    fn from(error: TargetError) -> Self {
+        let kind = match &error {
+            TargetError::Room(_) => io::ErrorKind::StorageFull,
+            TargetError::Io { error, .. } => error.kind(),
+            _ => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
     }
 }
 
@@ -207,7 +210,10 @@ impl Target {
             let name = format!("ucrypt-lab-{}.scratch", std::process::id());
             Ok(Self::Scratch(absolute.join(name)))
         } else if kind.is_file() {
-            Ok(Self::File(absolute))
+            // Images of servers lie beside it, not beside a link to it.
+            let file = fs::canonicalize(&absolute);
+            let failed = TargetError::io(format!("cannot look at {}", path.display()));
+            Ok(Self::File(file.map_err(failed)?))
         } else if kind.is_block_device() {
             Ok(Self::Device(absolute))
         } else {
@@ -246,7 +252,7 @@ impl Target {
     pub fn check(&self, len: u64) -> Result<u64, TargetError> {
         let len = match self {
             Self::File(path) | Self::Device(path) => {
-                let backend = FileBackend::open(path, options())?;
+                let backend = FileBackend::open(path, file_options())?;
                 let limits = backend.limits();
                 if limits.len < LEN_MIN {
                     return Err(TargetError::Room(format!(
@@ -281,60 +287,8 @@ impl Target {
         Ok(len / (1 << 20) * (1 << 20))
     }
 
-    /// Makes the scratch file of `len` bytes, if this is one. Keep the result until the run has
-    /// ended; then the file is removed.
-    ///
-    /// # Errors
-    /// If it cannot be made, or something has this name by now.
-    pub fn prepare(&self, len: u64) -> Result<Option<Scratch>, TargetError> {
-        let Self::Scratch(path) = self else { return Ok(None) };
-        let failed = || TargetError::io(format!("cannot make {}", path.display()));
-        let file = File::options().write(true).create_new(true).open(path).map_err(failed())?;
-        let made = file.metadata().map_err(failed())?;
-        let scratch = Scratch { path: path.clone(), file: (made.dev(), made.ino()) };
-        file.set_len(len).map_err(failed())?;
-        Ok(Some(scratch))
-    }
-
-    /// What it is, as far as the figures depend on it. A scratch file must have been made.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub fn storage(&self) -> Result<Storage, TargetError> {
-        let backend = self.open(LEN_MIN)?;
-        let limits = backend.limits();
-        let on_disk = !self.is_memory() && !limits.synchronous;
-        Ok(Storage {
-            direct: on_disk && !limits.copies,
-            cached: on_disk && limits.copies,
-            mapped: backend.map().is_some(),
-            block_bytes: limits.block,
-            device: self.device()?,
-        })
-    }
-
-    /// Which block device it is; `None` if it is none.
-    fn device(&self) -> Result<Option<DeviceId>, TargetError> {
-        let Self::Device(path) = self else { return Ok(None) };
-        let look = || -> io::Result<DeviceId> {
-            let mut device = File::open(path)?;
-            let number = device.metadata()?.rdev();
-            let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-            let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-            // A link into the directory of a disk, which holds those of its partitions.
-            let dir = fs::canonicalize(Path::new("/sys/dev/block").join(number));
-            let disk = dir.ok().and_then(|dir| DeviceId::disk(&dir, boot.trim()));
-            Ok(DeviceId { disk, len: device.seek(SeekFrom::End(0))? })
-        };
-        look().map(Some).map_err(TargetError::io(format!("cannot look at {}", path.display())))
-    }
-
-    /// Opens it for a run over `len` bytes, past the page cache where it is on a disk that permits
-    /// that. A scratch file must have been made.
-    ///
-    /// # Errors
-    /// Why it cannot be opened.
-    pub fn open(&self, len: u64) -> Result<Arc<dyn Backend>, TargetError> {
+    /// What lies in memory: new each time.
+    pub(crate) fn in_memory(&self, len: u64) -> Result<Arc<dyn Backend>, TargetError> {
         Ok(match self {
             Self::Memory => Arc::new(memory(len).map_err(TargetError::io("cannot take memory"))?),
             Self::Zero => Arc::new(ZeroBackend::new(len)),
@@ -343,7 +297,8 @@ impl Target {
                     .map_err(|error| TargetError::Unknown(error.to_string()))?,
             ),
             Self::Scratch(path) | Self::File(path) | Self::Device(path) => {
-                Arc::new(FileBackend::open(path, options())?)
+                let failed = TargetError::io(path.display().to_string());
+                return Err(failed(io::ErrorKind::NotFound.into()));
             }
         })
     }
@@ -360,21 +315,25 @@ impl std::fmt::Display for Target {
     }
 }
 
-fn options() -> OpenOptions {
+/// How files and devices are opened.
+pub(crate) fn file_options() -> OpenOptions {
     OpenOptions { direct: true, ..OpenOptions::default() }
 }
 
 /// Refuses a directory in which another user could put something else in the place of a file.
-fn keeps_files(dir: &Path) -> Result<(), TargetError> {
+pub(crate) fn keeps_files(dir: &Path) -> Result<(), TargetError> {
     let failed = TargetError::io(format!("cannot look at {}", dir.display()));
     let found = fs::metadata(dir).map_err(failed)?;
-    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
-    let all_may_rename = found.mode() & 0o1002 == 0o0002;
-    if is_ours && !all_may_rename {
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let is_ours = [0, own.0].contains(&found.uid());
+    // A group of one's own has no other members, where each user has one.
+    let others = if found.gid() == own.1 { 0o0002 } else { 0o0022 };
+    let others_may_rename = found.mode() & others != 0 && found.mode() & 0o1000 == 0;
+    if is_ours && !others_may_rename {
         return Ok(());
     }
     Err(TargetError::Unknown(format!(
-        "other users could put another file in the place of the scratch file in {}; use a directory of \
+        "other users could put another file in the place of a scratch file in {}; use a directory of \
          your own",
         dir.display()
     )))
@@ -405,14 +364,24 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::held::Held;
 
     #[test]
     fn a_directory_in_which_others_may_rename_gets_no_scratch_file() {
         let dir = tempfile::tempdir().unwrap();
         let target = Target::Scratch(dir.path().join("a.scratch"));
-        for (mode, is_taken) in [(0o700, true), (0o777, false), (0o1777, true), (0o755, true)] {
-            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(target.check(LEN_MIN).is_ok(), is_taken, "{mode:o}");
+        let takes = |modes: [(u32, bool); 4]| {
+            for (mode, is_taken) in modes {
+                fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+                assert_eq!(target.check(LEN_MIN).is_ok(), is_taken, "{mode:o}");
+            }
+        };
+        takes([(0o700, true), (0o777, false), (0o1777, true), (0o755, true)]);
+        // The own group has no other members; any other may have some.
+        takes([(0o775, true), (0o2775, true), (0o1775, true), (0o770, true)]);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(dir.path(), None, Some(4242)).unwrap();
+            takes([(0o775, false), (0o2770, false), (0o1775, true), (0o755, true)]);
         }
     }
 
@@ -445,29 +414,9 @@ mod tests {
         // Nor is it replaced if it came after the name was looked at.
         let target = Target::Scratch(link.clone());
         assert!(target.check(LEN_MIN).is_err());
-        assert!(target.prepare(LEN_MIN).is_err());
+        assert!(Held::make(&target, LEN_MIN).is_err());
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "something was made");
-    }
-
-    #[test]
-    fn a_scratch_file_is_there_while_it_is_needed() {
-        let dir = tempfile::tempdir().unwrap();
-        let target = Target::Scratch(dir.path().join("scratch"));
-        let len = target.check(LEN_MIN + 5).unwrap();
-        assert_eq!(len, LEN_MIN);
-        assert!(target.open(len).is_err(), "it was not made yet");
-        let scratch = target.prepare(len).unwrap();
-        let storage = target.storage().unwrap();
-        assert!(storage.device.is_none() && storage.block_bytes >= 512, "{storage:?}");
-        assert!(!(storage.direct && storage.cached), "{storage:?}");
-        for _ in 0..2 {
-            assert_eq!(target.open(len).unwrap().limits().len, len);
-        }
-        assert!(target.check(LEN_MIN).is_err(), "it is there already");
-        drop(scratch);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert!(matches!(target.check(u64::MAX / 2), Err(TargetError::Room(_))));
     }
 
     #[test]
@@ -516,32 +465,5 @@ mod tests {
             assert!(refused.contains("--size"), "{refused}");
         }
         assert_eq!(Target::Zero.check(LEN_MAX).unwrap(), LEN_MAX);
-    }
-
-    #[test]
-    fn a_file_that_has_the_name_of_the_scratch_file_is_neither_overwritten_nor_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("scratch");
-        let target = Target::Scratch(path.clone());
-        target.check(LEN_MIN).unwrap();
-        // It comes between the question and the run.
-        fs::write(&path, "somebody's").unwrap();
-        assert!(target.prepare(LEN_MIN).is_err());
-        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
-        fs::remove_file(&path).unwrap();
-        // It comes while the run is under way.
-        let scratch = target.prepare(LEN_MIN).unwrap();
-        fs::rename(&path, dir.path().join("moved")).unwrap();
-        fs::write(&path, "somebody's").unwrap();
-        drop(scratch);
-        assert_eq!(fs::read(&path).unwrap(), b"somebody's");
-    }
-
-    #[test]
-    fn what_lies_in_memory_is_neither_direct_nor_cached() {
-        let memory = Target::Memory.storage().unwrap();
-        assert!(memory.mapped && !memory.direct && !memory.cached, "{memory:?}");
-        let zero = Target::Zero.storage().unwrap();
-        assert!(!zero.direct && !zero.cached, "{zero:?}");
     }
 }

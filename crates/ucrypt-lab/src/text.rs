@@ -42,7 +42,8 @@ pub fn doubts(of: &Figure) -> String {
     let mut doubts = Vec::new();
     if of.seconds.count == 1 {
         doubts.push("one run".to_owned());
-    } else if of.mb_s.is_wide() {
+    } else if (if of.device.is_some() { of.seconds } else { of.mb_s }).is_wide() {
+        // The spread of what is shown: of kernel-tree the time.
         doubts.push("wide spread".to_owned());
     }
     if let Some(seen) = of.in_flight {

@@ -523,7 +523,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
 
 /// Lets this process have as many descriptors as it may: the 64 rings of one guest take 832, and the usual soft
 /// limit, which is for programs that use select(2), is 1024.
-fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // Should it be refused, fewer guests and clients are served at a time.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });

@@ -1,5 +1,6 @@
 //! What the system says of the drive below an image.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,23 @@ pub struct Drive {
     pub in_memory: bool,
     /// Part of an image file that has no room on the drive yet, 0 to 100.
     pub holes_percent: u32,
+    /// The disks that it is made of: itself, or those below a mapping or an array.
+    #[serde(skip)]
+    pub disks: BTreeSet<String>,
+}
+
+/// The disks below a device in sysfs, by name.
+fn disks(dir: &Path, depth: u32, found: &mut BTreeSet<String>) {
+    let below = fs::read_dir(dir.join("slaves")).into_iter().flatten().filter_map(Result::ok);
+    let mut below = below.filter_map(|entry| fs::canonicalize(entry.path()).ok()).peekable();
+    // No stack of devices is as high: it goes round in a circle.
+    if below.peek().is_none() || depth == 0 {
+        let disk = if dir.join("partition").exists() { dir.parent() } else { Some(dir) };
+        found
+            .extend(disk.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()));
+        return;
+    }
+    below.for_each(|device| disks(&device, depth - 1, found));
 }
 
 impl Drive {
@@ -53,6 +71,8 @@ impl Drive {
             let text = fs::read_to_string(dir.join(name)).ok()?;
             Some(text.trim().to_owned()).filter(|text| !text.is_empty())
         };
+        let mut below = BTreeSet::new();
+        disks(&dir, 16, &mut below);
         let queues = fs::read_dir(dir.join("mq")).ok().map(|entries| entries.count() as u32);
         Self {
             name: dir.file_name().map(|name| name.to_string_lossy().into_owned()),
@@ -60,6 +80,7 @@ impl Drive {
             physical_block: read("queue/physical_block_size").and_then(|text| text.parse().ok()),
             rotational: read("queue/rotational").is_some_and(|text| text == "1"),
             queues,
+            disks: below,
             ..Self::default()
         }
     }
@@ -68,7 +89,8 @@ impl Drive {
     /// same, as far as the system tells.
     pub fn elsewhere(&self, scratch: &Self) -> Option<String> {
         let called = |drive: &Self| drive.name.clone().unwrap_or_else(|| "no disk".into());
-        (self.name != scratch.name).then(|| {
+        let is_same = self.name == scratch.name || !self.disks.is_disjoint(&scratch.disks);
+        (!is_same).then(|| {
             format!(
                 "writes to this volume: the scratch file is on {}, the volume on {}, so the figures of writes \
                  are another drive's; name a directory on the volume's drive",
@@ -132,10 +154,27 @@ mod tests {
         assert_eq!(Drive::in_sysfs(disk.join("vdx1")), whole);
         let said = Drive { direct: true, ..whole.clone() }.describe();
         assert_eq!(said, "drive: vdx, A disk, blocks of 4096 bytes, one queue, says that it turns");
-        let other = Drive { name: Some("vdy".into()), ..whole.clone() };
+        let disks = BTreeSet::from(["vdy".to_owned()]);
+        let other = Drive { name: Some("vdy".into()), disks, ..whole.clone() };
         assert!(whole.elsewhere(&other).is_some_and(|it| it.contains("vdy") && it.contains("vdx")));
         assert!(whole.elsewhere(&Drive::default()).is_some_and(|it| it.contains("no disk")));
         assert_eq!(whole.elsewhere(&Drive { direct: true, ..whole.clone() }), None);
+        // Two volumes of one disk, one of them on an array of two.
+        let stack = |name: &str, below: &[&Path]| {
+            let device = dir.path().join(name);
+            fs::create_dir_all(device.join("slaves")).expect("made");
+            for (at, below) in below.iter().enumerate() {
+                let link = device.join("slaves").join(at.to_string());
+                std::os::unix::fs::symlink(below, link).expect("linked");
+            }
+            device
+        };
+        let second = stack("vdz", &[]);
+        let (one, array) = (stack("dm-0", &[&disk]), stack("md0", &[&disk.join("vdx1"), &second]));
+        let on_array = Drive::in_sysfs(stack("dm-1", &[&array]));
+        assert_eq!(on_array.disks, ["vdx", "vdz"].map(str::to_owned).into());
+        assert_eq!(Drive::in_sysfs(one.clone()).elsewhere(&on_array), None);
+        assert!(Drive::in_sysfs(second).elsewhere(&Drive::in_sysfs(one)).is_some());
         let sparse = dir.path().join("sparse");
         fs::File::create(&sparse).and_then(|file| file.set_len(1 << 20)).expect("a file");
         assert_eq!(Drive::of(&sparse).holes_percent, 100);

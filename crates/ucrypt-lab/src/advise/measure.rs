@@ -334,7 +334,7 @@ fn alternatives(subject: &Subject, advice: &mut Advice) -> io::Result<Vec<Other>
             shape: Shape { offset: aligned, ..now.clone() },
         });
     }
-    if subject.policies.reads == PolicyKind::Adaptive {
+    if subject.policies == Policies::default() {
         advice.fine.push("requests are dispatched as measured (adaptive)".into());
     } else {
         others.push(Other {

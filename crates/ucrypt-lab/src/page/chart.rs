@@ -201,7 +201,7 @@ impl Chart<'_> {
                     let width = 0.8 / self.series.len() as f64;
                     let bars = series.values.iter().enumerate().filter_map(|(place, value)| {
                         let left = place as f64 - 0.4 + width * index as f64;
-                        let value = (*value)?.max(floor);
+                        let value = value.filter(|value| DRAWN.contains(value))?.max(floor);
                         let corners = [(left, floor), (left + width * 0.92, value)];
                         Some(Rectangle::new(corners, style.filled()))
                     });
@@ -239,7 +239,7 @@ impl Chart<'_> {
             return 0.0;
         }
         let values = self.series.iter().flat_map(|series| &series.values).flatten().copied();
-        values.filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min) * 0.8
+        values.filter(|value| DRAWN.contains(value)).fold(f64::INFINITY, f64::min) * 0.8
     }
 
     fn lines<Y>(
@@ -251,7 +251,7 @@ impl Chart<'_> {
     where
         Y: Ranged<ValueType = f64>,
     {
-        let usable = |value: &f64| !self.log || *value > 0.0;
+        let usable = |value: &f64| DRAWN.contains(value);
         // A place without a value breaks the line.
         let mut run: Vec<(f64, f64)> = Vec::new();
         let mut points = Vec::new();
@@ -280,8 +280,8 @@ mod tests {
     /// Of a damaged run: the library that draws would not end.
     #[test]
     fn figures_that_no_chart_has_room_for_are_left_out() {
-        for odd in [1e308, 1e-308, f64::INFINITY, f64::NAN, 0.0, -1.0] {
-            for (kind, log) in [(Kind::Lines, true), (Kind::Bars, false)] {
+        for odd in [1e308, -1e300, 1e-308, f64::INFINITY, f64::NAN, 0.0, -1.0] {
+            for (kind, log) in [(Kind::Lines, true), (Kind::Lines, false), (Kind::Bars, false)] {
                 let values = vec![Some(odd), Some(2.0), None];
                 let series = Series { label: "a".into(), published: None, colour: 0, values };
                 let places = ["x", "y", "z"].map(str::to_owned).into();

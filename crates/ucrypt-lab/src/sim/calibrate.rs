@@ -147,7 +147,7 @@ impl Drive {
             self.lanes,
             self.lane_kb_s as f64 / 1000.0,
             self.bus_kb_s as f64 / 1000.0,
-            (self.write_ns + self.program_ns) as f64 / 1000.0,
+            self.write_ns.saturating_add(self.program_ns) as f64 / 1000.0,
             self.program_kb_s as f64 / 1000.0,
         )
     }
@@ -377,7 +377,10 @@ fn machine(zero: &Arc<dyn Backend>) -> io::Result<Measured> {
     let trip = median(&|it| it.wake_latency);
     let penalty = median(&|it| it.copy_penalty);
     let enqueue_ns = twice_enqueue.map_or(fitted.enqueue, |ns| ns / 2);
-    let wake_ns = trip.zip(wake_call_ns).map(|(trip, call)| trip.saturating_sub(call));
+    // The trip has both passages of the queue in it, as that of a simulated calibration.
+    let wake_ns = trip
+        .zip(wake_call_ns)
+        .map(|(trip, call)| trip.saturating_sub(call).saturating_sub(twice_enqueue.unwrap_or(0)));
     Ok(Measured {
         cores: std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32),
         threads_per_core: threads_per_core(),

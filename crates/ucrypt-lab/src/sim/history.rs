@@ -332,7 +332,7 @@ impl Simulator<'_> {
         // Raw rows have no cipher to change.
         experiment.cipher = if model == NO_CIPHER { model } else { changes.cipher(model) };
         experiment.costs = changes.costs(experiment.costs);
-        let report = experiment.run();
+        let report = experiment.run_until(self.stop)?;
         if report.failed > 0 {
             return Err(io::Error::other(format!("{} requests failed", report.failed)));
         }

@@ -13,6 +13,7 @@ use ucrypt_lab::advise::{Advice, Drive, Finding, Gain, LUKS2, Plan, Subject, adv
 use ucrypt_lab::analysis::Spread;
 use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::Method;
+use ucrypt_lab::held::Held;
 use ucrypt_lab::served::{Left, Way};
 use ucrypt_lab::shell;
 use ucrypt_lab::target::Target;
@@ -107,7 +108,8 @@ struct Found {
     subject: Subject,
     /// Where its header is.
     header: PathBuf,
-    kdfs: BTreeMap<u32, Kdf>,
+    /// With the bytes that it derives for the keyslot.
+    kdfs: BTreeMap<u32, (Kdf, u32)>,
     in_use: bool,
 }
 
@@ -278,12 +280,13 @@ fn luks(header: &Header, image: PathBuf) -> Result<Subject, Failure> {
 }
 
 /// The key derivations of the keyslots, by number.
-fn kdfs(header: &Header) -> BTreeMap<u32, Kdf> {
+fn kdfs(header: &Header) -> BTreeMap<u32, (Kdf, u32)> {
     match header {
         Header::Luks1(header) => {
             let of = |slot: u32| {
                 let iterations = header.keyslots.get(slot as usize)?.iterations;
-                Some((slot, Kdf::Pbkdf2 { hash: header.hash.clone(), iterations }))
+                let kdf = Kdf::Pbkdf2 { hash: header.hash.clone(), iterations };
+                Some((slot, (kdf, header.key_bytes)))
             };
             header.active_keyslots().into_iter().filter_map(of).collect()
         }
@@ -291,7 +294,9 @@ fn kdfs(header: &Header) -> BTreeMap<u32, Kdf> {
             let slots = header.metadata.keyslots.iter();
             slots
                 .filter_map(|(number, slot)| match &slot.kind {
-                    KeyslotKind::Luks2 { kdf, .. } => Some((*number, kdf.clone())),
+                    KeyslotKind::Luks2 { kdf, area_key_size, .. } => {
+                        Some((*number, (kdf.clone(), *area_key_size)))
+                    }
                     KeyslotKind::Other(_) => None,
                 })
                 .collect()
@@ -327,8 +332,9 @@ fn measure(
     let mut made = None;
     let mut scratch: Option<(Arc<dyn Backend>, u64)> = None;
     if let Some(target) = target {
-        made = target.prepare(SCRATCH_BYTES).map_err(target_failure)?;
-        let backend = target.open(SCRATCH_BYTES).map_err(target_failure)?;
+        let held = Held::make(target, SCRATCH_BYTES).map_err(target_failure)?;
+        let backend = held.open().map_err(target_failure)?;
+        made = Some(held);
         progress("writes the scratch file", 0, 0);
         let bench = Bench::new(backend.clone(), SCRATCH_BYTES, Method::Load);
         bench.fill(stop, &|_, _| {}).map_err(failed)?;
@@ -402,6 +408,9 @@ const USUAL_S: f64 = 2.0;
 /// Most iterations that are carried out: a header may ask for years.
 const ITERATIONS_MAX: u32 = 200_000;
 
+/// Longest key of a keyslot in bytes: a damaged header may name any.
+const KEY_BYTES_MAX: u32 = 512;
+
 /// How often a key derivation is measured, unless that takes longer than this.
 const DERIVATIONS: u32 = 5;
 const DERIVATIONS_LIMIT: Duration = Duration::from_secs(2);
@@ -414,12 +423,12 @@ fn unlocking(
     progress: &dyn Fn(&str, u64, u64),
 ) -> Result<(), Failure> {
     let mut slots = Vec::new();
-    for (slot, kdf) in &found.kdfs {
+    for (slot, (kdf, bytes)) in &found.kdfs {
         if stop.load(Ordering::Relaxed) {
             return Err(Failure::wrong("interrupted"));
         }
         progress(&format!("keyslot {slot}"), 0, 0);
-        match derivation_s(kdf) {
+        match derivation_s(kdf, *bytes) {
             Ok(seconds) => slots.push((*slot, seconds, kdf)),
             Err(why) => advice.not_measured.push(format!("unlocking by keyslot {slot}: {why}")),
         }
@@ -486,34 +495,44 @@ fn unlocking(
     Ok(())
 }
 
-/// Seconds of a key derivation. What would take long is measured with a lower cost and multiplied.
-fn derivation_s(kdf: &Kdf) -> Result<f64, String> {
-    let (shorter, times) = match kdf {
+/// Seconds in which a key derivation makes `bytes`. What would take long is measured at lower costs, from which it follows.
+fn derivation_s(kdf: &Kdf, bytes: u32) -> Result<f64, String> {
+    match kdf {
         Kdf::Pbkdf2 { hash, iterations } => {
             let fewer = (*iterations).min(ITERATIONS_MAX);
             let shorter = Kdf::Pbkdf2 { hash: hash.clone(), iterations: fewer };
-            (shorter, f64::from(*iterations) / f64::from(fewer.max(1)))
+            Ok(shortest_s(&shorter, bytes)? * f64::from(*iterations) / f64::from(fewer.max(1)))
         }
         Kdf::Argon2 { variant, time, memory_kib, lanes } => {
-            let shorter =
-                Kdf::Argon2 { variant: *variant, time: 1, memory_kib: *memory_kib, lanes: *lanes };
-            (shorter, f64::from(*time))
+            let (variant, memory_kib, lanes) = (*variant, *memory_kib, *lanes);
+            let of = |time| shortest_s(&Kdf::Argon2 { variant, time, memory_kib, lanes }, bytes);
+            // The first pass is also the first to touch the memory.
+            let first = of((*time).min(1))?;
+            if *time < 2 {
+                return Ok(first);
+            }
+            let each = (of(2)? - first).max(first / 10.0);
+            Ok(first + each * f64::from(*time - 1))
         }
-        Kdf::Unknown(name) => return Err(format!("its key derivation, {name}, is unknown")),
-    };
-    // The shortest of some: what else runs makes it longer, never shorter.
+        Kdf::Unknown(name) => Err(format!("its key derivation, {name}, is unknown")),
+    }
+}
+
+/// Seconds of a key derivation, the shortest of some: what else runs makes it longer, never shorter.
+fn shortest_s(kdf: &Kdf, bytes: u32) -> Result<f64, String> {
     let (begun, mut shortest) = (Instant::now(), f64::INFINITY);
+    let mut key = vec![0; bytes.min(KEY_BYTES_MAX) as usize];
     for _ in 0..DERIVATIONS {
         let started = Instant::now();
         // No secret is needed: another passphrase takes as long.
-        let derived = shorter.derive(b"another passphrase", &[0x5a; 32], &mut [0; 64]);
+        let derived = kdf.derive(b"another passphrase", &[0x5a; 32], &mut key);
         derived.map_err(|error| error.to_string())?;
         shortest = shortest.min(started.elapsed().as_secs_f64());
         if begun.elapsed() > DERIVATIONS_LIMIT {
             break;
         }
     }
-    Ok(shortest * times)
+    Ok(shortest)
 }
 
 #[cfg(test)]
@@ -553,15 +572,15 @@ mod tests {
     fn a_key_derivation_that_takes_years_is_told_in_a_moment() {
         let started = Instant::now();
         let years = Kdf::Pbkdf2 { hash: "sha256".into(), iterations: u32::MAX };
-        assert!(derivation_s(&years).is_ok_and(|seconds| seconds > 100.0));
+        assert!(derivation_s(&years, 64).is_ok_and(|seconds| seconds > 100.0));
         let variant = Argon2Variant::Id;
         let years = Kdf::Argon2 { variant, time: u32::MAX, memory_kib: 1024, lanes: 1 };
-        assert!(derivation_s(&years).is_ok_and(|seconds| seconds > 1000.0));
+        assert!(derivation_s(&years, 64).is_ok_and(|seconds| seconds > 1000.0));
         assert!(
-            derivation_s(&Kdf::Unknown("scrypt".into())).is_err_and(|it| it.contains("scrypt"))
+            derivation_s(&Kdf::Unknown("scrypt".into()), 64).is_err_and(|it| it.contains("scrypt"))
         );
         let nothing = Kdf::Pbkdf2 { hash: "sha256".into(), iterations: 0 };
-        assert!(derivation_s(&nothing).is_err());
+        assert!(derivation_s(&nothing, 64).is_err());
         assert!(started.elapsed() < Duration::from_secs(60));
     }
 }

@@ -10,10 +10,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ucrypt_lab::analysis::Analysis;
 use ucrypt_lab::catalogue::{self, Method, Scale};
 use ucrypt_lab::contender::{self, Contender};
+use ucrypt_lab::held::Held;
 use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, Settings, Store};
-use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Scratch, Target, TargetError};
+use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
 use ucrypt_lab::{dd, shell, text};
 
 use crate::VERSION;
@@ -173,7 +174,7 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     if !(LEN_MIN..=LEN_MAX).contains(&len) {
         return Err(Failure::wrong(format!("--size {len} is not from {LEN_MIN} to {LEN_MAX}")));
     }
-    settings.len = settings.on.check(len).map_err(failure)?;
+    settings.len = if has_target { settings.on.check(len).map_err(failure)? } else { len };
     let served = |contender: &Contender| contender.is_served();
     let any_served = match &settings.against {
         Some(named) => any(catalogue::Description::takes_servers) && named.iter().any(served),
@@ -213,7 +214,7 @@ fn ask(target: &Target, batch_mode: bool) -> Result<(), Failure> {
 }
 
 /// A run that can be carried out.
-type Begun = (About, Store, Option<Scratch>);
+type Begun = (About, Store, Held);
 
 /// Has signals end the run. Called after the question, which Ctrl-C ends, and before there is anything to
 /// be removed.
@@ -237,22 +238,24 @@ fn resumed(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failur
         return Err(Failure::device(format!("{on} has become shorter since the run began")));
     }
     about.settings.check_room().map_err(Failure::device)?;
+    let target = Held::take(on, len).map_err(failure)?;
     if on.destroys().is_some() {
         // Before the question: nobody should agree to the wrong device.
-        same_storage(&about)?;
+        same_storage(&about, &target)?;
     }
     ask(on, args.batch_mode)?;
     catch()?;
-    let scratch = on.prepare(len).map_err(failure)?;
-    same_storage(&about)?;
+    let target = target.made().map_err(failure)?;
+    same_storage(&about, &target)?;
     about.left_out = about.settings.left_out().map_err(Failure::wrong)?;
+    about.contenders = about.settings.contenders().map_err(Failure::wrong)?;
     store.write_about(&about).map_err(failed)?;
-    Ok((about, store, scratch))
+    Ok((about, store, target))
 }
 
 /// Refuses a target that is not the one that a run began with.
-fn same_storage(about: &About) -> Result<(), Failure> {
-    let now = about.settings.on.storage().map_err(failure)?;
+fn same_storage(about: &About, target: &Held) -> Result<(), Failure> {
+    let now = target.storage().map_err(failure)?;
     let on = &about.settings.on;
     if now.device != about.storage.device {
         return Err(Failure::device(format!(
@@ -279,20 +282,22 @@ fn begun(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure>
     let failed = |error| Failure::device(format!("{}: {error}", dir.display()));
     let settings = settings(args)?;
     settings.check_room().map_err(Failure::device)?;
+    let target = Held::take(&settings.on, settings.len).map_err(failure)?;
     ask(&settings.on, args.batch_mode)?;
     catch()?;
-    let scratch = settings.on.prepare(settings.len).map_err(failure)?;
+    let target = target.made().map_err(failure)?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let left_out = settings.left_out().map_err(Failure::wrong)?;
     let about = About {
         machine: Machine::this(VERSION),
-        storage: settings.on.storage().map_err(failure)?,
+        storage: target.storage().map_err(failure)?,
         started_s: since.map_or(0, |since| since.as_secs()),
         left_out,
+        contenders: settings.contenders().map_err(Failure::wrong)?,
         settings,
     };
     let store = Store::create(dir, &about).map_err(failed)?;
-    Ok((about, store, scratch))
+    Ok((about, store, target))
 }
 
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
@@ -307,7 +312,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         })
     };
     let begin = if args.resume.is_some() { resumed } else { begun };
-    let (about, mut store, scratch) = begin(dir, args, &catch)?;
+    let (about, mut store, target) = begin(dir, args, &catch)?;
     let mut named: Vec<(&str, &str)> = Vec::new();
     for left in &about.left_out {
         if !named.contains(&(&left.what, &left.why)) {
@@ -322,8 +327,8 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         ));
     }
     let left = Left::default();
-    let ended = carry_out(&about, &mut store, (&stop, &left));
-    drop(scratch);
+    let ended = carry_out(&about, &mut store, &target, (&stop, &left));
+    drop(target);
     for what in left.take() {
         say_line(what);
     }
@@ -352,6 +357,7 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
 fn carry_out(
     about: &About,
     store: &mut Store,
+    target: &Held,
     (stop, left): (&AtomicBool, &Left),
 ) -> std::io::Result<Outcome> {
     let bar = ProgressBar::new(0);
@@ -365,7 +371,7 @@ fn carry_out(
     // The program that runs, even if its file was replaced meanwhile: a path would name another
     // build, or none.
     let ucrypt = Path::new("/proc/self/exe");
-    let around = Surroundings { ucrypt, stop, progress: &progress, left };
+    let around = Surroundings { ucrypt, stop, progress: &progress, left, target };
     let outcome = runner::run(about, store, &around);
     bar.finish_and_clear();
     outcome

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::ProgressBar;
 use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::{Method, Scale};
+use ucrypt_lab::held::Held;
 use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
 use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
 use ucrypt_lab::store;
@@ -20,6 +21,7 @@ use super::run::failure as target_failure;
 use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
+use crate::serve::raise_descriptor_limit;
 use crate::stdio;
 
 /// The file that `lab report` shows beside a run.
@@ -87,12 +89,20 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     if experiments.is_empty() {
         experiments = EXPERIMENTS.into();
     }
+    if let Some(file) = args.out.as_ref().map(|dir| dir.join(FILE)).filter(|file| file.exists()) {
+        return Err(Failure::wrong(format!(
+            "{} holds a simulation already; name another directory, or remove it",
+            file.display()
+        )));
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let asked = stop.clone();
     signals(move |_| {
         asked.store(true, Ordering::Relaxed);
         true
     })?;
+    // Each queue of a simulated drive has one.
+    raise_descriptor_limit();
     let many = experiments.contains(&"many-drives");
     let useless = [(args.drives.is_some(), "--drives"), (args.time.is_some(), "--time")];
     if let Some((_, option)) = useless.iter().find(|(given, _)| *given && !many) {
@@ -141,9 +151,10 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         stdio::print(&table(&simulation))?;
     }
     if interrupted {
-        return Err(Failure::wrong(
-            "interrupted; the rows so far are kept, the others are missing",
-        ));
+        return Err(Failure::wrong(match &args.out {
+            Some(_) => "interrupted; the rows so far are kept, the others are missing",
+            None => "interrupted; the rows so far are above, the others are missing",
+        }));
     }
     Ok(())
 }
@@ -175,8 +186,8 @@ fn measured(
     let path = dir.canonicalize().map_err(Failure::device)?;
     let target = Target::Scratch(path.join(format!("ucrypt-lab-{}.scratch", std::process::id())));
     let len = target.check(SCRATCH_BYTES).map_err(target_failure)?;
-    let _scratch = target.prepare(len).map_err(target_failure)?;
-    let backend = target.open(len).map_err(target_failure)?;
+    let target = Held::make(&target, len).map_err(target_failure)?;
+    let backend = target.open().map_err(target_failure)?;
     progress("writes the scratch file");
     let bench = Bench::new(backend.clone(), len, Method::Load);
     bench.fill(stop, &|_, _| {}).map_err(failure)?;
