@@ -244,12 +244,6 @@ fn try_keyslot(
     let KeyslotKind::Luks2 { kdf, salt, af, encryption, area_key_size } = &keyslot.kind else {
         return Err(Error::unsupported("keyslot type", keyslot.kind.name()));
     };
-    if keyslot.area.kind != "raw" {
-        return Err(Error::unsupported("keyslot area type", &keyslot.area.kind));
-    }
-    if af.kind != "luks1" {
-        return Err(Error::unsupported("anti-forensic splitter", &af.kind));
-    }
     if af.stripes != STRIPES {
         let problem = format!("{} stripes instead of {STRIPES}", af.stripes);
         return Err(Error::damaged(format!("JSON/keyslots/{number}/af"), problem));

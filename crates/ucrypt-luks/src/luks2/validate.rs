@@ -171,6 +171,12 @@ fn check_keyslot(number: u32, keyslot: &Keyslot) -> Result<()> {
             return broken(format!("{what} of {size} is not in 1 to {KEY_LEN_MAX}"));
         }
     }
+    // As in cryptsetup: a keyslot with another one has another type.
+    for (what, kind, known) in [("af", &af.kind, "luks1"), ("area", &keyslot.area.kind, "raw")] {
+        if kind != known {
+            return broken(format!("its {what} is of the type \"{kind}\" instead of \"{known}\""));
+        }
+    }
     let needed = material_len(keyslot.key_size, af.stripes);
     if needed > keyslot.area.size {
         let size = keyslot.area.size;
