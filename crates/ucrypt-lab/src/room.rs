@@ -121,7 +121,7 @@ impl Settings {
         in_memory: impl Fn(&Path) -> bool,
         free: u64,
     ) -> Result<(), String> {
-        let has_target = self.plans()?.iter().any(|plan| plan.has_target());
+        let has_target = self.plans()?.iter().any(Plan::has_target);
         let target = matches!(self.on, Target::Memory | Target::Model(_)) && has_target;
         // The target itself is that ceiling, where it is memory.
         let ceiling = has_target && self.on != Target::Memory && no_memory(self.len).is_none();

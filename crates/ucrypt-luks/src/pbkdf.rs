@@ -244,7 +244,7 @@ fn calibrate_argon2(
     // The time grows as passes × memory.
     for _ in 0..16 {
         let elapsed = measure(&make(time, memory), key_len, clock)?;
-        let (low, high) = (target - target / 20, target.saturating_add(target / 10));
+        let (low, high) = (target * 95 / 100, target * 110 / 100);
         if (low..=high).contains(&elapsed) {
             break;
         }

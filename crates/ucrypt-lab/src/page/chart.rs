@@ -195,7 +195,7 @@ impl Chart<'_> {
             let style = series.rgb();
             match self.kind {
                 Kind::Lines => {
-                    self.lines(&mut chart, series, style).map_err(|error| text(&error))?;
+                    lines(&mut chart, series, style).map_err(|error| text(&error))?;
                 }
                 Kind::Bars => {
                     let width = 0.8 / self.series.len() as f64;
@@ -241,36 +241,36 @@ impl Chart<'_> {
         let values = self.series.iter().flat_map(|series| &series.values).flatten().copied();
         values.filter(|value| DRAWN.contains(value)).fold(f64::INFINITY, f64::min) * 0.8
     }
+}
 
-    fn lines<Y>(
-        &self,
-        chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<RangedCoordf64, Y>>,
-        series: &Series,
-        colour: RGBColor,
-    ) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
-    where
-        Y: Ranged<ValueType = f64>,
-    {
-        let usable = |value: &f64| DRAWN.contains(value);
-        // A place without a value breaks the line.
-        let mut run: Vec<(f64, f64)> = Vec::new();
-        let mut points = Vec::new();
-        let mut runs = Vec::new();
-        for (place, value) in series.values.iter().enumerate() {
-            match value.filter(usable) {
-                Some(value) => run.push((place as f64, value)),
-                None => runs.push(std::mem::take(&mut run)),
-            }
+/// Draws the lines and marks of a series.
+fn lines<Y>(
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<RangedCoordf64, Y>>,
+    series: &Series,
+    colour: RGBColor,
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
+where
+    Y: Ranged<ValueType = f64>,
+{
+    let usable = |value: &f64| DRAWN.contains(value);
+    // A place without a value breaks the line.
+    let mut run: Vec<(f64, f64)> = Vec::new();
+    let mut points = Vec::new();
+    let mut runs = Vec::new();
+    for (place, value) in series.values.iter().enumerate() {
+        match value.filter(usable) {
+            Some(value) => run.push((place as f64, value)),
+            None => runs.push(std::mem::take(&mut run)),
         }
-        runs.push(run);
-        for run in runs {
-            points.extend(run.iter().copied());
-            chart.draw_series(LineSeries::new(run, colour.stroke_width(2)))?;
-        }
-        let marks = points.into_iter().map(|point| Circle::new(point, 3, colour.filled()));
-        chart.draw_series(marks)?;
-        Ok(())
     }
+    runs.push(run);
+    for run in runs {
+        points.extend(run.iter().copied());
+        chart.draw_series(LineSeries::new(run, colour.stroke_width(2)))?;
+    }
+    let marks = points.into_iter().map(|point| Circle::new(point, 3, colour.filled()));
+    chart.draw_series(marks)?;
+    Ok(())
 }
 
 #[cfg(test)]
