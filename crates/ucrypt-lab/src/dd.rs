@@ -50,7 +50,8 @@ pub fn run(
     if !sends(load.cell) {
         return Err(io::Error::other("dd sends one request after the other, in their order"));
     }
-    let direct = is_direct(address);
+    // A server that stands still keeps whoever opens its file.
+    let direct = process::guarded(server, load.limit(), stop, || Ok(is_direct(address)))?;
     let all = (load.region_bytes / load.cell.block_bytes).max(1);
     let once = |blocks: u64| -> io::Result<(u64, f64)> {
         let mut dd = command(path, load.cell, blocks, direct);

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,11 @@ use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_engine::PolicyKind;
 
+use crate::bounded::{self, Work};
 use crate::contender::Contender;
 use crate::dd;
 use crate::fio::{self, Address};
-use crate::load::{self, INTERRUPTED, Load, Place};
+use crate::load::{self, INTERRUPTED, Load, PATIENCE, Place, SLOW_BYTES_S};
 use crate::mounted;
 use crate::nbd_client::NbdClient;
 use crate::process::{self, Running};
@@ -150,6 +151,26 @@ impl Drop for Images {
     }
 }
 
+/// Writes the same random MiB over `len` bytes at `offset`. `done` gets the bytes written.
+fn fill(
+    mut file: &File,
+    (offset, len): (u64, u64),
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> io::Result<()> {
+    let mut data = vec![0; 1 << 20];
+    fastrand::Rng::with_seed(1).fill(&mut data);
+    file.seek(SeekFrom::Start(offset))?;
+    for mib in 0..len >> 20 {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        }
+        file.write_all(&data)?;
+        done.store((mib + 1) << 20, Ordering::Relaxed);
+    }
+    file.sync_all()
+}
+
 impl Images {
     /// Makes images of `len` bytes in a directory of their own in `parent`. `progress` is told of the bytes.
     ///
@@ -203,7 +224,7 @@ impl Images {
 
     fn fill(
         &self,
-        mut file: &File,
+        file: &File,
         offset: u64,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<()> {
@@ -211,17 +232,15 @@ impl Images {
             let dir = self.dir.path().display();
             io::Error::new(error.kind(), format!("cannot write to {dir}: {error}"))
         };
-        let mut data = vec![0; 1 << 20];
-        fastrand::Rng::with_seed(1).fill(&mut data);
-        file.seek(SeekFrom::Start(offset))?;
-        for done in 0..self.len >> 20 {
-            progress(done << 20, self.len);
-            if stop.load(Ordering::Relaxed) {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
-            }
-            file.write_all(&data).map_err(failed)?;
-        }
-        file.sync_all().map_err(failed)
+        // Few disks write a file as slowly as that.
+        let limit = PATIENCE + Duration::from_secs(4 * self.len / SLOW_BYTES_S);
+        let (file, len) = (file.try_clone()?, self.len);
+        let done = Arc::new(AtomicU64::new(0));
+        let written = done.clone();
+        let work: Work<()> = Box::new(move |stop| fill(&file, (offset, len), stop, &written));
+        let look = || progress(done.load(Ordering::Relaxed), len);
+        bounded::carry_out(vec![work], limit, stop, &look).map_err(failed)?;
+        Ok(())
     }
 
     /// Serves the images by a contender, measures a load on it, and ends it.

@@ -228,10 +228,16 @@ impl Store {
     /// Keeps a measurement.
     ///
     /// # Errors
-    /// Those of writing.
+    /// Those of writing; `FileTooLarge` if nobody could read so many results.
     pub fn add(&mut self, record: &Record) -> io::Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
+        if self.results.metadata()?.len() + line.len() as u64 > RESULTS_MAX {
+            let what = format!(
+                "the results are longer than {RESULTS_MAX} bytes; use less --time or --rounds"
+            );
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
         self.results.write_all(&line)?;
         self.results.sync_data()
     }
