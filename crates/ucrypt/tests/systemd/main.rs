@@ -36,7 +36,7 @@ const PROGRAMS: [&str; 9] = [
 const MODULES: [&str; 3] = ["loop", "fuse", "ext4"];
 
 /// systemd's own units that the machine needs.
-const UNITS: [&str; 24] = [
+const UNITS: [&str; 26] = [
     "basic.target",
     "blockdev@.target",
     "cryptsetup-pre.target",
@@ -45,8 +45,10 @@ const UNITS: [&str; 24] = [
     "local-fs-pre.target",
     "local-fs.target",
     "modprobe@.service",
+    "multi-user.target",
     "paths.target",
     "poweroff.target",
+    "remote-cryptsetup.target",
     "remote-fs-pre.target",
     "remote-fs.target",
     "shutdown.target",
@@ -176,18 +178,19 @@ impl Machine {
         let table = format!(
             "data ID=virtio-data /etc/key luks\n\
              bad /no/image none luks,frobnicate\n\
-             uuid UUID={of_header} /etc/key luks\n\
+             uuid UUID={of_header} /etc/key luks,_netdev\n\
              later /no/image none luks,noauto\n"
         );
         let fstab = format!(
             "/dev/ucrypt/data /data ext4 defaults 0 0\n\
-             UUID={of_system} /uuid ext4 defaults 0 0\n\
+             UUID={of_system} /uuid ext4 _netdev 0 0\n\
              /dev/ucrypt/bad /bad ext4 nofail 0 0\n"
         );
         let load = "[Unit]\nRequiresMountsFor=/%i\n[Service]\nExecStart=/work/load %i\n";
         let drive = "[Service]\nExecStart=/work/drive\n";
+        // Nothing but the generator has multi-user.target want the volume that needs the network.
         let target = "[Unit]\nRequires=basic.target\nAfter=basic.target\n\
-            Wants=cryptsetup.target load@data.service load@uuid.service drive.service systemd-udevd.service \
+            Wants=cryptsetup.target multi-user.target load@data.service load@uuid.service drive.service systemd-udevd.service \
             systemd-udev-trigger.service\n";
         let record = "[Service]\nExecStopPost=/bin/sh -c 'echo $SERVICE_RESULT $EXIT_STATUS >/out/%i.result'\n";
         let mut command = Command::new(repository.join("guest/run.py"));
