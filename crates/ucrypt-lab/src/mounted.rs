@@ -93,7 +93,7 @@ pub(crate) fn run(
     let blocks = len / block;
     let of_run = (RUN_BYTES / block).clamp(1, blocks);
     let mut turn = Command::new("unshare");
-    turn.args(["--mount", "--propagation", "private", "--", "sh", "-c", SCRIPT, "sh"]).arg(&device);
+    turn.args(["--mount", "--propagation", "slave", "--", "sh", "-c", SCRIPT, "sh"]).arg(&device);
     for number in [len / PIECE_BYTES, block, of_run, blocks] {
         turn.arg(number.to_string());
     }

@@ -141,9 +141,10 @@ impl Trees {
         };
         let before = look()?;
         let watch = Watch::start(own.clone());
-        // A mount namespace of its own: nothing stays mounted, however it ends.
+        // A mount namespace of its own: nothing stays mounted, however it ends. What the user unmounts meanwhile is
+        // unmounted there, too, and kept by nobody.
         let mut turn = Command::new("unshare");
-        turn.args(["--mount", "--propagation", "private", "--", "sh", "-c", SCRIPT, "sh"])
+        turn.args(["--mount", "--propagation", "slave", "--", "sh", "-c", SCRIPT, "sh"])
             .arg(&device)
             .arg(mount)
             .arg(self.archive.path().join("tree.tar"))

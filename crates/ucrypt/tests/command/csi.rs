@@ -3,7 +3,8 @@
 use std::fs;
 
 use crate::image::PASSPHRASE;
-use crate::process::{run, tool};
+use crate::namespace::script;
+use crate::process::run;
 use crate::scratch::{Scratch, UCRYPT};
 
 const NODE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/csi/node");
@@ -22,10 +23,9 @@ fn the_calls_of_a_csi_driver_can_be_made_again_and_lose_nothing() {
     format.args(["--pbkdf-force-iterations", "1000", "--key-file"]).arg(scratch.path("key"));
     run(format.arg(image), b"").passes();
     let bin = scratch.path("bin").display().to_string();
-    let mut shell = tool("unshare", "util-linux");
-    shell.args(["--mount", "timeout", "600", "bash", CALLS, NODE, &scratch.unique()]);
+    let arguments = ["600", "bash", CALLS, NODE, &scratch.unique()];
+    let mut shell = script(&scratch, "exec timeout \"$@\"", &arguments);
     shell
-        .current_dir(scratch.path(""))
         .env("PATH", format!("{bin}:/usr/sbin:/usr/bin:/sbin:/bin"))
         .env("XDG_RUNTIME_DIR", scratch.path("run"));
     run(&mut shell, b"").passes();

@@ -3,6 +3,7 @@
 use std::fs;
 
 use crate::image::{DATA, Image, LUKS2, PASSPHRASE};
+use crate::namespace::script;
 use crate::process::{run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 
@@ -82,18 +83,16 @@ pub(crate) fn run_shell(scratch: &Scratch, title: &str, commands: &str) {
         commands = commands.replace(&action, &format!("{action} --iter-time 10"));
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
-    let words = ["timeout", "120", "bash", "-euo", "pipefail", "-c", &commands];
+    let words = ["120", "bash", "-euo", "pipefail", "-c", &commands];
     // Scripts of other tests have copies of what is mounted where all see it, and keep it in use.
-    let mut shell = if commands.contains("\nmount ") {
-        let mut shell = tool("unshare", "util-linux");
-        shell.arg("--mount").args(words);
-        shell
+    let mounts = ["\nmount ", "ucrypt mount "].iter().any(|word| commands.contains(word));
+    let mut shell = if mounts {
+        script(scratch, "exec timeout \"$@\"", &words)
     } else {
         let mut shell = tool("timeout", "coreutils");
-        shell.args(&words[1..]);
+        shell.args(words).current_dir(scratch.path(""));
         shell
     };
-    shell.current_dir(scratch.path(""));
     shell
         .env("PATH", path)
         .env("HOME", scratch.path(""))
@@ -154,8 +153,14 @@ fn the_examples_of_the_man_pages_run() {
         let backup = scratch.path("header.backup");
         let mut save = scratch.ucrypt(&["luksHeaderBackup", "--header-backup-file"]);
         run(save.arg(backup).arg(scratch.path("disk.img")), b"").passes();
-        for (_, line) in *examples {
-            run_shell(&scratch, action, line);
+        let lines: Vec<_> = examples.iter().map(|(_, line)| *line).collect();
+        if lines.iter().any(|line| line.starts_with("ucrypt mount ")) {
+            // What one of them mounts, the next one has to see.
+            run_shell(&scratch, action, &lines.join("\n"));
+        } else {
+            for line in lines {
+                run_shell(&scratch, action, line);
+            }
         }
     }
 }
