@@ -108,8 +108,6 @@ fn open(
     if let Some(bytes) = memory {
         options = options.memory(bytes);
     }
-    // Refused before a thread is begun.
-    key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref())?;
     let opened = interruptible(py, move || {
         let key = key(passphrase.as_ref(), key_file.as_deref(), volume_key.as_ref());
         Ok::<_, PyErr>(options.open(&path, key?))

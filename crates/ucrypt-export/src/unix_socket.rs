@@ -60,13 +60,14 @@ impl UnixSocket {
     /// Somebody else listens there, another file is in the way, or the system refuses.
     pub fn listen(path: &Path) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { path: path.to_owned(), source };
-        let turn = turn(path);
+        // Before anything is made.
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        let turn = turn(&absolute);
         remove_stale(path)?;
         let socket = bound(path).map_err(|errno| failed(errno.into()))?;
-        let path = std::path::absolute(path).map_err(failed)?;
-        let identity = identity(&path).map_err(failed)?;
+        let identity = identity(&absolute).map_err(failed)?;
         drop(turn);
-        Ok(Self { socket, path, identity })
+        Ok(Self { socket, path: absolute, identity })
     }
 
     /// Where it listens, from the root on.
@@ -106,8 +107,7 @@ impl Drop for UnixSocket {
 /// not listen yet looks stale, and one that replaces a stale one would be removed in its stead. `None` if the
 /// directory cannot be locked in time: what can go wrong then takes microseconds.
 fn turn(path: &Path) -> Option<File> {
-    let absolute = std::path::absolute(path).ok()?;
-    lock_directory(absolute.parent()?, TURN_PATIENCE)
+    lock_directory(path.parent()?, TURN_PATIENCE)
 }
 
 /// Removes the socket of a server that is gone.

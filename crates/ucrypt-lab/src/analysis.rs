@@ -623,7 +623,7 @@ mod tests {
     use super::*;
     use crate::catalogue::Scale;
     use crate::served::Generator;
-    use crate::store::{Machine, Settings};
+    use crate::store::Settings;
 
     #[test]
     fn quartiles_are_between_the_values_and_one_value_is_no_spread() {
@@ -648,20 +648,7 @@ mod tests {
             generator: Generator::BuiltIn,
             command: String::new(),
         };
-        let (machine, storage) = (
-            Machine::default(),
-            crate::held::Held::take(&Target::Memory, 0)
-                .and_then(|it| it.storage())
-                .expect("memory"),
-        );
-        let about = About {
-            settings,
-            machine,
-            storage,
-            started_s: 1,
-            left_out: Vec::new(),
-            contenders: BTreeMap::new(),
-        };
+        let about = About::invented(settings);
         let description = by_name(experiment).expect("an experiment");
         let cell = &description.cells(Scale::Quick)[0];
         let is_tree = description.method == Method::Tree;

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::load::{Load, Times};
 use crate::process;
+use crate::runner::is_full;
 use crate::sample::Sample;
 
 /// Where a server can be reached.
@@ -178,9 +179,10 @@ fn sample(text: &str, version: &str) -> io::Result<Option<Sample>> {
         .map_err(|error| wrong(format!("fio's JSON is not understood: {error}")))?;
     let job = output.jobs.first().ok_or_else(|| wrong("fio ran no job".into()))?;
     if job.error != 0 {
-        // The kind tells a full disk from a contender that fails.
         let error = io::Error::from_raw_os_error(job.error);
-        return Err(io::Error::new(error.kind(), format!("fio counts an error: {error}")));
+        let what = format!("fio counts an error: {error}");
+        // A full disk ends the run; no other error of fio's is one of the run.
+        return Err(if is_full(&error) { io::Error::new(error.kind(), what) } else { wrong(what) });
     }
     let sides = [&job.read, &job.write];
     let requests: u64 = sides.iter().map(|side| side.total_ios).sum();

@@ -102,7 +102,7 @@ impl Settings {
         for need in &needs {
             keeps_files(&need.dir).map_err(|error| error.to_string())?;
         }
-        let in_memory = |dir: &Path| statvfs_type(dir) == TMPFS_MAGIC;
+        let in_memory = |dir: &Path| type_of(dir) == TMPFS_MAGIC;
         self.check_memory(&needs, in_memory, free_memory())?;
         check(&needs, |dir| {
             let failed =
@@ -144,7 +144,7 @@ impl Settings {
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// The type of a file system; 0 if the system does not tell.
-fn statvfs_type(dir: &Path) -> i64 {
+fn type_of(dir: &Path) -> i64 {
     rustix::fs::statfs(dir).map_or(0, |fs| fs.f_type)
 }
 

@@ -562,7 +562,7 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
 }
 
 /// Whether a disk is full, or the part of it that the user may have.
-fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 

@@ -117,6 +117,17 @@ pub struct About {
     pub contenders: BTreeMap<String, Vec<Contender>>,
 }
 
+#[cfg(test)]
+impl About {
+    /// Of an invented run in memory.
+    pub(crate) fn invented(settings: Settings) -> Self {
+        let target = crate::held::Held::take(&Target::Memory, 0).expect("memory");
+        let (machine, storage) = (Machine::default(), target.storage().expect("memory"));
+        let (left_out, contenders) = (Vec::new(), BTreeMap::new());
+        Self { settings, machine, storage, started_s: 1_763_900_000, left_out, contenders }
+    }
+}
+
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -456,18 +467,7 @@ mod tests {
             generator: Generator::BuiltIn,
             command: "ucrypt lab run".into(),
         };
-        let (machine, storage) = (
-            Machine::default(),
-            crate::held::Held::take(&Target::Memory, 0).and_then(|it| it.storage()).unwrap(),
-        );
-        About {
-            settings,
-            machine,
-            storage,
-            started_s: 1,
-            left_out: Vec::new(),
-            contenders: BTreeMap::new(),
-        }
+        About::invented(settings)
     }
 
     fn record(round: u32, mb_s: f64) -> Record {

@@ -124,12 +124,10 @@ impl TargetError {
 impl From<TargetError> for io::Error {
     /// A lack of room is that of a full disk, which is nobody's failure.
     fn from(error: TargetError) -> Self {
-        let kind = match &error {
-            TargetError::Room(_) => io::ErrorKind::StorageFull,
-            TargetError::Io { error, .. } => error.kind(),
-            _ => io::ErrorKind::Other,
-        };
-        Self::new(kind, error)
+        match &error {
+            TargetError::Room(_) => Self::new(io::ErrorKind::StorageFull, error),
+            _ => Self::other(error),
+        }
     }
 }
 

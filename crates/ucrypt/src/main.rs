@@ -57,7 +57,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 use options::Judged;
-use signal_hook::consts::SIGXFSZ;
+use signal_hook::consts::{SIGPIPE, SIGXFSZ};
 use signal_hook::flag;
 use ucrypt_image::{machine, user};
 
@@ -281,8 +281,7 @@ fn exit(ended: Result<(), Failure>, verbose: bool) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     if failure.is_nobody_reads() {
-        // Returns only where the signal is blocked.
-        let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
+        terminal::end_by(SIGPIPE);
     }
     if !failure.message.is_empty() {
         stdio::say_line(&failure);

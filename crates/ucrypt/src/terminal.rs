@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag::{
     register_conditional_default, register_conditional_shutdown, register_usize,
 };
-use signal_hook::low_level::{emulate_default_handler, pipe};
+use signal_hook::low_level::{emulate_default_handler, exit, pipe};
 use zeroize::Zeroizing;
 
 use crate::ending::is_ignored;
@@ -233,6 +233,15 @@ pub(crate) fn end_by_signals_as_init() -> io::Result<()> {
     Ok(())
 }
 
+/// Ends the process as a signal does that nobody handles. Returns only where the signal is blocked.
+pub(crate) fn end_by(signal: i32) {
+    if process::id() == 1 {
+        // It would be spared the signal, and crash instead.
+        exit(128 + signal);
+    }
+    let _ = emulate_default_handler(signal);
+}
+
 /// From now on, somebody else takes the signals that end the program.
 pub(crate) fn leave_signals() {
     AT_ONCE.store(false, Ordering::SeqCst);
@@ -276,9 +285,8 @@ impl Drop for Signals {
         QUITS_AT_ONCE.store(true, Ordering::SeqCst);
         let last = i32::try_from(LAST.swap(0, Ordering::SeqCst)).unwrap_or(0);
         let ends = last > 0 && (self.at_once || last == SIGQUIT);
-        if let Some(signal) = ends.then_some(last) {
-            // Returns only where the signal is blocked.
-            let _ = emulate_default_handler(signal);
+        if ends {
+            end_by(last);
         }
     }
 }

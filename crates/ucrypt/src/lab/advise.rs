@@ -408,6 +408,9 @@ const USUAL_S: f64 = 2.0;
 /// Most iterations that are carried out: a header may ask for years.
 const ITERATIONS_MAX: u32 = 200_000;
 
+/// Most passes of Argon2 that are carried out.
+const PASSES_MAX: u32 = 4;
+
 /// Longest key of a keyslot in bytes: a damaged header may name any.
 const KEY_BYTES_MAX: u32 = 512;
 
@@ -511,8 +514,12 @@ fn derivation_s(kdf: &Kdf, bytes: u32) -> Result<f64, String> {
             if *time < 2 {
                 return Ok(first);
             }
-            let each = (of(2)? - first).max(first / 10.0);
-            Ok(first + each * f64::from(*time - 1))
+            let few = (*time).min(PASSES_MAX);
+            let longer = of(few)?;
+            // Where a pass is lost in the noise, the mean of all.
+            let each = (longer - first) / f64::from(few - 1);
+            let each = if each > 0.0 { each } else { longer / f64::from(few) };
+            Ok(longer + each * f64::from(*time - few))
         }
         Kdf::Unknown(name) => Err(format!("its key derivation, {name}, is unknown")),
     }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use clap::CommandFactory;
 
-use super::options::{KeyFile, Options, is_on_no_device};
+use super::options::{KeyFile, Options, refuse_other_device};
 use super::udev;
 use crate::failure::Failure;
 use crate::octal::unescaped;
@@ -234,7 +234,7 @@ fn parse_line(line: usize, text: &[u8], key_folders: &[&Path]) -> Line {
                 key.display()
             )));
         }
-        key.to_str().map_or(Ok(()), is_on_no_device).map_err(wrong)?;
+        key.to_str().map_or(Ok(()), refuse_other_device).map_err(wrong)?;
     }
     let of_its_name = key_of(&name, key_folders);
     let key_file = match (&named, &of_its_name) {

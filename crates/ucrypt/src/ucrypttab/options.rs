@@ -305,7 +305,7 @@ impl Options {
                 if !value.starts_with('/') {
                     return Err(format!("{value} is no path from / on"));
                 }
-                is_on_no_device(value)?;
+                refuse_other_device(value)?;
                 self.files.push(value.into());
             }
             "log" if value.starts_with('/') => self.files.push(value.into()),
@@ -355,7 +355,7 @@ impl Options {
 }
 
 /// Refuses a path on the file system of another device, which systemd mounts for it.
-pub(super) fn is_on_no_device(path: &str) -> Result<(), String> {
+pub(super) fn refuse_other_device(path: &str) -> Result<(), String> {
     let Some((before, device)) = path.rsplit_once(':') else { return Ok(()) };
     if device.starts_with("/dev/") || Source::is_tag(device) {
         return Err(format!(

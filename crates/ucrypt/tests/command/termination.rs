@@ -120,8 +120,23 @@ fn a_signal_ends_the_first_process_of_a_container_before_it_serves_and_while_it_
         until grep -q nbd+unix said; do kill -0 $outer; sleep 0.02; done
         kill -TERM $inner
         ends 0
-        [ ! -e socket ]";
-    let arguments = [crate::scratch::UCRYPT, image.path.to_str().expect("text")];
+        [ ! -e socket ]
+        # It asks for a passphrase.
+        for end in TERM:143 INT:130 HUP:129; do
+            rm -f typed
+            script -qefc \"exec unshare --pid --fork --kill-child env --default-signal=HUP,INT \\
+                $1 open --test-passphrase $2\" typed <key >/dev/null &
+            outer=$!
+            until grep -qsi 'enter passphrase' typed; do kill -0 $outer; sleep 0.02; done
+            unshare=$(cat /proc/$outer/task/$outer/children)
+            kill -${end%:*} $(cat /proc/${unshare% }/task/${unshare% }/children)
+            ends ${end#*:}
+        done
+        # Nobody reads what it writes.
+        { status=0; unshare --pid --fork $1 read --key-file $3 $2 || status=$?; echo $status >status; } | head -c 1 >first
+        [ \"$(cat status)\" = 141 ]";
+    let [path, key] = [&image.path, &image.key].map(|path| path.to_str().expect("text"));
+    let arguments = [crate::scratch::UCRYPT, path, key];
     run(&mut script(&scratch, text, &arguments), b"").passes();
 }
 

@@ -74,3 +74,7 @@ swapoff "$disk"
 
 # The kernel has killed nobody.
 for events in $groups/*/memory.events; do grep -qx "oom_kill 0" "$events"; done
+
+# Other scenarios have no groups.
+rmdir $groups/above/below $groups/*/
+umount $groups
