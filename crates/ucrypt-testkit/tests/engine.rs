@@ -492,6 +492,34 @@ impl Drop for LoopDevice {
     }
 }
 
+#[test]
+fn a_device_is_waited_for_that_another_has_for_a_moment() {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(MIB).unwrap();
+    let device = LoopDevice::over(&image, 512);
+    let path = Path::new(&device.0);
+    let exclusively = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).custom_flags(libc::O_EXCL).open(path).unwrap()
+    };
+    let other = exclusively();
+    let refused = FileBackend::open(path, OpenOptions::default()).err().expect("refused");
+    assert!(refused.is_busy(), "{refused}");
+    let reader = OpenOptions { read_only: true, shared: true, ..OpenOptions::default() };
+    assert!(FileBackend::open(path, reader).expect("goes on without").is_in_use());
+    // As a child has it that was forked while it was open, until the child runs its program.
+    let moment = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(other);
+    });
+    let opened = FileBackend::open(path, OpenOptions::default()).expect("it was waited for");
+    moment.join().unwrap();
+    drop(opened);
+}
+
 /// Runs the random client with workers, under every policy, on the first `len` bytes of a backend.
 fn under_every_policy(name: &str, len: u64, backend: &Arc<dyn Backend>) {
     for (index, policies) in policies().into_iter().enumerate() {

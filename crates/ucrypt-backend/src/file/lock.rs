@@ -114,7 +114,7 @@ impl Drop for Locked {
 /// How long to wait for another holder. A server that was just killed holds its image until the
 /// kernel has ended the operations in flight, as it should.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(10);
+pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// Locks the image for this process; `false` if another holder still has it after `patience`. The
 /// lock lives as long as the open file description. File systems without locks let everyone in.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fstat, fstatfs, ioctl_blksszget,
@@ -120,28 +120,29 @@ pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Opened, OpenErro
     let stat = fstat(&fd).map_err(failed)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     let shared = options.shared && options.read_only;
+    // An opener that goes on without the lock need not wait for it.
+    let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
     let mut in_use = false;
     let fd = match kind {
-        // The kernel refuses an exclusive open of a device that is mounted or mapped.
-        FileType::BlockDevice if !options.unlocked => match open_at(path, access | OFlags::EXCL) {
-            Err(Errno::BUSY) if shared => {
-                in_use = true;
-                fd
+        FileType::BlockDevice if !options.unlocked => {
+            match open_exclusive(path, access, patience) {
+                Err(Errno::BUSY) if shared => {
+                    in_use = true;
+                    fd
+                }
+                exclusive => {
+                    let exclusive = exclusive.map_err(failed)?;
+                    check_same(&stat, &exclusive).map_err(failed)?;
+                    exclusive
+                }
             }
-            exclusive => {
-                let exclusive = exclusive.map_err(failed)?;
-                check_same(&stat, &exclusive).map_err(failed)?;
-                exclusive
-            }
-        },
+        }
         FileType::RegularFile | FileType::BlockDevice => fd,
         _ => return Err(OpenError::Unsuitable { path: path.into(), what: kind_name(kind) }),
     };
     let mut fd = Locked::without(fd);
     if kind == FileType::RegularFile && !options.unlocked {
         let attached = lock::loop_device_of(path, fd.as_fd());
-        // An opener that goes on without the lock need not wait for it.
-        let patience = if shared { Duration::ZERO } else { lock::PATIENCE };
         let locked = attached.is_none() && fd.lock(options.read_only, patience).map_err(failed)?;
         match attached {
             _ if shared => in_use = !locked,
@@ -177,6 +178,19 @@ pub(super) fn is_same(one: &Stat, other: &Stat) -> bool {
 
 fn open_at(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat(rustix::fs::CWD, path, flags, Mode::empty())
+}
+
+/// Opens a device that nobody else has opened in this way, and that is neither mounted nor mapped.
+/// Waits for `patience` at most: the kernel ends the operations of a server that was killed, and a
+/// child that was just forked has the device until it runs its program.
+fn open_exclusive(path: &Path, access: OFlags, patience: Duration) -> Result<OwnedFd, Errno> {
+    let until = Instant::now() + patience;
+    loop {
+        match open_at(path, access | OFlags::EXCL) {
+            Err(Errno::BUSY) if Instant::now() < until => std::thread::sleep(lock::PAUSE),
+            opened => return opened,
+        }
+    }
 }
 
 /// Opens a second descriptor with `O_DIRECT`; `None` if the file system does not support it, or
