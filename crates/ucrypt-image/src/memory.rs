@@ -61,6 +61,14 @@ pub fn check_unlock(header: &Header, keyslot: Option<u32>) -> Result<(), Error> 
     header.memory_to_unlock(keyslot).map_or(Ok(()), check).map_err(Error::Memory)
 }
 
+/// As [`check_unlock`], if each of these keyslots, unbound ones too, needs more.
+pub fn check_keyslots(
+    header: &Header,
+    keyslots: impl IntoIterator<Item = u32>,
+) -> Result<(), Error> {
+    header.least_memory(keyslots).map_or(Ok(()), check).map_err(Error::Memory)
+}
+
 /// The memory that a new keyslot may take here because of a control group, in KiB: half of its
 /// limit, and half of what is free of it.
 pub fn bound_kib() -> Option<u64> {

@@ -4,6 +4,7 @@
 //! Restoring cannot keep the keys of both headers where their keyslots lie in the same place. `order` has
 //! the order of the writes; after an interruption, the restore has to be run again.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::area::material_len;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::luks1::HEADER_BYTES;
 use crate::luks2::{self, Damage, HEADER_SIZES, Kept};
-use crate::medium::{ReadAt, Write, read_bytes};
+use crate::medium::{Random, ReadAt, Write, read_bytes};
 use crate::signature::{self, Signature};
 
 mod order;
@@ -68,13 +69,13 @@ impl Header {
 }
 
 /// Checks that `backup` fits `image`, and returns the writes that restore it. The data is not
-/// touched.
+/// touched. Of a backup with a damaged LUKS2 copy, the good one is restored to both places.
 ///
 /// Refused: a file that is no backup, an image that is too small, and another data offset, key
 /// length or size than the header has that is there now. Refused by name is what no change touches,
 /// in the backup or on the image: a header of a newer program, and one in the middle of a
 /// reencryption, whose data only this header describes.
-pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
+pub fn restore(image: &dyn ReadAt, backup: &[u8], random: Random<'_>) -> Result<Restore> {
     let unusable = |error| Error::request(format!("the backup cannot be used: {error}"));
     let (header, damage) = Header::read(&backup).map_err(unusable)?;
     check_known(&header, damage.as_ref(), "the backup")?;
@@ -94,7 +95,12 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8]) -> Result<Restore> {
         check_fits(old, &header)?;
     }
     let before = old.as_ref().map(|(old, damage)| (old, damage.as_ref()));
-    let writes = order::writes(&Backup { header: &header, bytes: backup }, before);
+    let mut bytes = Cow::Borrowed(backup);
+    if let (Header::Luks2(header), Some(damage)) = (&header, &damage) {
+        let Write { offset, bytes: copy } = header.write_of(damage.copy, random)?;
+        bytes.to_mut()[offset as usize..][..copy.len()].copy_from_slice(&copy);
+    }
+    let writes = order::writes(&Backup { header: &header, bytes: &bytes }, before);
     Ok(Restore { header, old: old.map(|(old, _)| old), foreign, writes })
 }
 

@@ -24,6 +24,14 @@ pub enum Error {
         found: Option<Signature>,
     },
 
+    /// cryptsetup encrypts a LUKS1 volume with another key, or was interrupted. Only its files beside the
+    /// header tell how far it has come.
+    #[error(
+        "this LUKS1 volume is in the middle of a reencryption (its magic is LUKS\\xde\\xad); finish it with \
+         \"cryptsetup reencrypt\", in the directory that has its LUKS-UUID.log"
+    )]
+    Luks1Reencrypted,
+
     /// One header copy cannot be used and the image bears a foreign signature, so the image may no
     /// longer be a LUKS volume.
     #[error(

@@ -40,6 +40,9 @@ impl Header {
             return Err(foreign()?);
         }
         let start = read_bytes(image, "the magic", 0, 8, 8);
+        if start.as_ref().is_ok_and(|start| start.starts_with(&luks1::REENCRYPTED_MAGIC)) {
+            return Err(Error::Luks1Reencrypted);
+        }
         let magic = start.as_ref().is_ok_and(|start| start.starts_with(&luks1::MAGIC));
         if magic && start.is_ok_and(|start| start.ends_with(&1_u16.to_be_bytes())) {
             return Ok((Self::Luks1(Box::new(luks1::Header::read(image)?)), None));
@@ -96,14 +99,19 @@ impl Header {
     /// The least memory in bytes that unlocking takes: of `keyslot`, or of the keyslot that costs
     /// least. `None` if one of them takes next to nothing, or if there is none.
     pub fn memory_to_unlock(&self, keyslot: Option<u32>) -> Option<u64> {
-        let Self::Luks2(header) = self else { return None };
         let keyslots = self.volume_keyslots().into_iter();
-        let tried = keyslots.filter(|number| keyslot.is_none_or(|wanted| wanted == *number));
+        self.least_memory(keyslots.filter(|number| keyslot.is_none_or(|it| it == *number)))
+    }
+
+    /// The least memory in bytes that one of these keyslots takes. `None` if that is next to nothing, or
+    /// if none of them is there.
+    pub fn least_memory(&self, keyslots: impl IntoIterator<Item = u32>) -> Option<u64> {
+        let Self::Luks2(header) = self else { return None };
         let memory = |number: u32| match &header.metadata.keyslots.get(&number)?.kind {
             luks2::KeyslotKind::Luks2 { kdf, .. } => Some(kdf.memory_bytes().unwrap_or(0)),
             luks2::KeyslotKind::Other(_) => None,
         };
-        tried.filter_map(memory).min().filter(|bytes| *bytes > 0)
+        keyslots.into_iter().filter_map(memory).min().filter(|bytes| *bytes > 0)
     }
 
     /// Unlocks with the volume key itself, which is checked against the header.

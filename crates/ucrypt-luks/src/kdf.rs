@@ -1,8 +1,8 @@
 //! Key derivation: PBKDF2, Argon2i and Argon2id with bounded costs.
 //!
 //! A header is hostile input and names the costs itself, so they are checked before any memory is
-//! allocated. The upper bounds are cryptsetup's: 4 GiB and 4 lanes. cryptsetup's lower bounds apply
-//! only to new keyslots ([`crate::pbkdf`]); an existing weak keyslot still opens, as in cryptsetup.
+//! allocated: memory up to 4 GiB, which is cryptsetup's bound for new keyslots. cryptsetup's lower bounds
+//! and its 4 lanes apply only to new keyslots ([`crate::pbkdf`]); an existing one still opens, as there.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
@@ -16,8 +16,14 @@ use crate::memory::{self, Permit};
 /// Largest memory cost of Argon2, in KiB.
 pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
 
-/// Largest number of Argon2 lanes (threads).
+/// Largest number of Argon2 lanes of a new keyslot.
 pub const ARGON2_LANES_MAX: u32 = 4;
+
+/// Largest number of Argon2 lanes (RFC 9106, section 3.1).
+const LANES_MAX: u32 = (1 << 24) - 1;
+
+/// Most threads that compute lanes. The lanes of a header are many only if somebody has made it up.
+const THREADS_MAX: usize = 64;
 
 /// Longest key that is derived or stored, in bytes: 8192 bits, as in cryptsetup.
 pub const KEY_LEN_MAX: usize = 1024;
@@ -79,8 +85,8 @@ impl Kdf {
                 let (time, memory, lanes) =
                     (u64::from(*time), u64::from(*memory_kib), u64::from(*lanes));
                 bounded("argon2", "pass count", time, time >= 1, "1 to 4294967295")?;
-                let few = (1..=u64::from(ARGON2_LANES_MAX)).contains(&lanes);
-                bounded("argon2", "lane count", lanes, few, "1 to 4")?;
+                let few = (1..=u64::from(LANES_MAX)).contains(&lanes);
+                bounded("argon2", "lane count", lanes, few, "1 to 16777215")?;
                 let fits = (8 * lanes..=u64::from(ARGON2_MEMORY_MAX_KIB)).contains(&memory);
                 bounded("argon2", "memory (KiB)", memory, fits, "8 per lane to 4194304")
             }
@@ -166,7 +172,7 @@ fn argon2(
     let lanes = params.p_cost() as usize;
     let hasher = Argon2::new(algorithm, Version::V0x13, params);
     let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(lanes)
+        .num_threads(lanes.min(THREADS_MAX))
         .build()
         .map_err(|problem| Error::Threads { lanes, problem: problem.to_string() })?;
     memory.resize(blocks, Block::default());
@@ -178,4 +184,29 @@ fn argon2(
         memory.par_iter_mut().for_each(Zeroize::zeroize);
         result.map_err(|problem| Error::damaged("argon2", problem.to_string()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_lanes_than_threads_give_the_key_that_one_thread_gives() {
+        let lanes = THREADS_MAX as u32 + 7;
+        let (time, memory_kib) = (1, 8 * lanes);
+        let kdf = Kdf::Argon2 { variant: Argon2Variant::Id, time, memory_kib, lanes };
+        let (mut key, mut expected) = ([0; 32], [0; 32]);
+        kdf.derive(b"passphrase", b"salt and more salt", &mut key).unwrap();
+        let params = Params::new(memory_kib, time, lanes, Some(32)).unwrap();
+        let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        one.install(|| {
+            Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into(
+                b"passphrase",
+                b"salt and more salt",
+                &mut expected,
+            )
+        })
+        .unwrap();
+        assert_eq!(key, expected);
+    }
 }

@@ -10,5 +10,8 @@ mod unlock;
 
 pub use format::format;
 pub(crate) use header::NAME_BYTES;
-pub use header::{DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, MAGIC, SALT_BYTES, State};
+pub use header::{
+    DIGEST_BYTES, HEADER_BYTES, Header, KEYSLOTS, Keyslot, MAGIC, REENCRYPTED_MAGIC, SALT_BYTES,
+    State,
+};
 pub use repair::Repair;

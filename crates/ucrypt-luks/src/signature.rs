@@ -179,6 +179,7 @@ pub fn find(image: &dyn ReadAt) -> Result<Vec<Signature>> {
         found.push(table);
     }
     ends.look(Some(0), &luks1::MAGIC, LUKS, &mut found)?;
+    ends.look(Some(0), &luks1::REENCRYPTED_MAGIC, LUKS, &mut found)?;
     for offset in HEADER_SIZES {
         ends.look(Some(offset), b"SKUL\xba\xbe", LUKS, &mut found)?;
     }

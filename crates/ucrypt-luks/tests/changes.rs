@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use common::recorder::Recorder;
 use common::{
     PASSPHRASE, apply, cheap_pbkdf2, edit_json, json_text, luks2_options, new_volume, roomy_luks2,
-    seal, small_luks1, small_luks2, with_tools,
+    seal, small_luks1, small_luks2, with_tools, zeroes,
 };
 use ucrypt_luks::{Error, Header, Json, NewKey, restore, rotate, to_luks2, write_verified};
 
@@ -274,7 +274,7 @@ fn a_backup_is_restored_neither_over_nor_from_a_header_that_no_change_touches() 
     let sound = small_luks2();
     let backup = Header::read(&sound).unwrap().0.backup(&sound).unwrap();
     let refused = |image: &[u8], backup: &[u8], words: &str| {
-        let error = restore(&image, backup).unwrap_err();
+        let error = restore(&image, backup, &mut zeroes).unwrap_err();
         assert!(matches!(error, Error::Unchangeable(_)), "{words}: {error}");
         let error = error.to_string();
         assert!(error.contains(words) && error.contains("cryptsetup luksHeaderRestore"), "{error}");
@@ -343,7 +343,7 @@ fn a_backup_is_restored_where_there_is_no_header_and_names_what_is_there_instead
         (&torn_and_foreign, false, Some("ext4")),
         (&sound, true, None),
     ] {
-        let done = restore(image, &backup).unwrap();
+        let done = restore(image, &backup, &mut zeroes).unwrap();
         assert_eq!(done.old.is_some(), has_header);
         assert_eq!(done.foreign.map(|found| found.name), name);
         let mut image = image.clone();
@@ -372,7 +372,7 @@ fn a_backup_with_other_sizes_is_refused() {
         let mut image = vec![0; sound.len()];
         apply(&mut image, &format.1);
         assert_eq!(luks2(&image).0.metadata.data_offset(), 512 << 10);
-        let error = restore(&image, &backup).unwrap_err().to_string();
+        let error = restore(&image, &backup, &mut zeroes).unwrap_err().to_string();
         assert!(error.contains("differs"), "{error}");
     }
 }

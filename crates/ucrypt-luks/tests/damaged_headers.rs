@@ -437,6 +437,21 @@ fn json_that_breaks_a_rule_is_refused_with_its_path() {
         (r#""keyslots":["0"]"#, r#""keyslots":[0]"#, "it is not a string"),
         (r#""offset":"524288""#, r#""offset":"524289""#, "not a multiple of 512"),
         (r#""offset":"524288""#, r#""offset":"65536""#, "reach into the data"),
+        (
+            r#""type":"crypt","offset":"524288""#,
+            r#""type":"linear","offset":"65536""#,
+            "reach into the data",
+        ),
+        (
+            r#""sector_size":512}"#,
+            r#""sector_size":512,"integrity":{"type":"","journal_encryption":"none","journal_integrity":"none"}}"#,
+            "JSON/segments/0/integrity/type: it is empty",
+        ),
+        (
+            r#""sector_size":512}"#,
+            r#""sector_size":512,"integrity":{"type":"x","journal_encryption":"","journal_integrity":"none"}}"#,
+            "JSON/segments/0/integrity/journal_encryption: it is empty",
+        ),
         (r#""dynamic""#, r#""0""#, "its size is not"),
         (r#""dynamic""#, r#""513""#, "its size is not"),
         (r#""dynamic""#, r#""18446744073709551615""#, "its size is not"),
@@ -561,7 +576,8 @@ fn costs_beyond_the_limits_are_refused_before_memory_is_taken() {
     for (from, to, words) in [
         (r#""memory":32"#, r#""memory":4194305"#, "memory (KiB) of 4194305"),
         (r#""memory":32"#, r#""memory":15"#, "memory (KiB) of 15"),
-        (r#""cpus":2"#, r#""cpus":5"#, "lane count of 5"),
+        (r#""cpus":2"#, r#""cpus":16777216"#, "lane count of 16777216"),
+        (r#""cpus":2"#, r#""cpus":5"#, "memory (KiB) of 32"),
         (r#""cpus":2"#, r#""cpus":0"#, "lane count of 0"),
         (r#""time":4"#, r#""time":0"#, "pass count of 0"),
     ] {
@@ -654,8 +670,9 @@ fn no_byte_of_the_image_belongs_to_two_segments() {
         (&[(at, "8192", ""), (at + 4096, "dynamic", "")][..], overlap),
         (&[(at, "4096", ""), (at, "4096", "")], overlap),
         (&[(at + 8192, "4096", ""), (at, "dynamic", "")], reversed),
-        (&[(at, "18446744073709551104", ""), (at + 4096, "4096", "")], "overlap"),
+        (&[(at, "18446744073709551104", ""), (at + 4096, "4096", "")], "it ends beyond 2^64 bytes"),
         (&[(at, "dynamic", ""), (at + 4096, "4096", "")], "only the last segment may have no size"),
+        (&[(at, "4096", ""), (at << 3, "18446744073709551104", "")], "it ends beyond 2^64 bytes"),
         (&[(at, "4096", r#""backup-final""#), (at, "4096", "")], "the volume has no segment"),
         (
             &[(at, "4096", ""), (at, "4096", r#""backup-x""#), (at + 4096, "4096", "")],

@@ -6,7 +6,7 @@ mod common;
 
 use common::keys::{NEW, OTHER, images, new_key, opens, read};
 use common::recorder::Recorder;
-use common::{PASSPHRASE, apply, roomy_luks2, small_luks1, with_tools};
+use common::{PASSPHRASE, apply, roomy_luks2, small_luks1, with_tools, zeroes};
 use ucrypt_luks::{Error, Header, HeaderChange, Tools, restore, to_luks2, write_verified};
 
 /// The image after `make`'s change.
@@ -54,7 +54,7 @@ fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
     let backup = backup_of(saved);
     let (key, data) = (volume_key(image), read(image).data_offset() as usize);
     let medium = Recorder::new(image);
-    write_verified(&medium, &restore(&medium, &backup).unwrap().writes).unwrap();
+    write_verified(&medium, &restore(&medium, &backup, &mut zeroes).unwrap().writes).unwrap();
     let mut without_key = 0;
     let count = medium.crashes(6, |crashed| {
         assert!(crashed[data..] == image[data..], "{what}: the data was touched");
@@ -63,7 +63,7 @@ fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
         assert!(opened.is_some() || !one_opens, "{what}: no key opens the volume");
         assert!(opened.is_none_or(|opened| *opened.volume_key == key), "{what}: another key");
         let mut again = crashed.clone();
-        let writes = restore(crashed, &backup).unwrap().writes;
+        let writes = restore(crashed, &backup, &mut zeroes).unwrap().writes;
         apply(&mut again, &writes);
         assert!(backup_of(&again) == backup, "{what}: the next restore is not the end");
     });
@@ -155,18 +155,49 @@ fn a_crash_while_a_damaged_header_is_restored_leaves_a_key_that_opens() {
     }
 }
 
+/// A copy of the backup is damaged: the good one is restored to both places.
+#[test]
+fn a_backup_with_a_damaged_copy_is_restored_whole_and_a_crash_meanwhile_leaves_a_key_that_opens() {
+    let image = roomy_luks2();
+    let now = without(&with_key(&image, NEW, 1), 0);
+    let damaged = |image: &[u8], copy: usize| {
+        let mut image = image.to_vec();
+        image[copy + 5000] ^= 1;
+        image
+    };
+    for (copy, before) in [(0, now.clone()), (0x4000, now.clone())]
+        .into_iter()
+        .flat_map(|(copy, now)| [(copy, damaged(&now, copy)), (copy, now)])
+    {
+        let backup = backup_of(&damaged(&image, copy));
+        assert!(Header::read(&backup).unwrap().1.is_some(), "the backup is sound");
+        let medium = Recorder::new(&before);
+        let writes = restore(&medium, &backup, &mut zeroes).unwrap().writes;
+        write_verified(&medium, &writes).unwrap();
+        let count = medium.crashes(6, |crashed| {
+            let opened = [PASSPHRASE, NEW].iter().find_map(|key| opens(crashed, key));
+            assert!(opened.is_some(), "copy at {copy}: no key opens the volume");
+        });
+        assert!(count > 20, "copy at {copy}: {count} crashes");
+        let restored = medium.now.borrow();
+        let (_, damage) = Header::read(&*restored).unwrap();
+        assert!(damage.is_none(), "copy at {copy}: {}", damage.unwrap());
+        assert!(opens(&restored, PASSPHRASE).is_some(), "copy at {copy}");
+    }
+}
+
 #[test]
 fn an_interrupted_restore_is_completed_by_the_next_one() {
     for (what, image) in images() {
         let backup = read(&image).backup(&image).unwrap();
         let damaged = changed(&image, |header, tools| header.erase(&image, None, tools.random));
         assert!(opens(&damaged, PASSPHRASE).is_none(), "{what}");
-        let writes = restore(&damaged, &backup).unwrap().writes;
+        let writes = restore(&damaged, &backup, &mut zeroes).unwrap().writes;
         let medium = Recorder::new(&damaged);
         write_verified(&medium, &writes).unwrap();
         medium.crashes(6, |crashed| {
             let mut image = crashed.clone();
-            let writes = restore(&image, &backup).unwrap().writes;
+            let writes = restore(&image, &backup, &mut zeroes).unwrap().writes;
             apply(&mut image, &writes);
             assert!(opens(&image, PASSPHRASE).is_some(), "{what}");
         });

@@ -193,7 +193,7 @@ fn openable(path: &str) -> Result<(), Errno> {
 }
 
 /// Whether this process may mount in its mount namespace.
-fn may_mount() -> bool {
+pub(crate) fn may_mount() -> bool {
     fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 

@@ -153,10 +153,12 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
                 Self::device(error)
             }
             Fuse::Mount { .. } | Fuse::Hidden { .. } => Self::denied(error),
-            Fuse::GoesOn { .. } => Self::busy(error),
-            Fuse::Missing | Fuse::MountPoint { .. } | Fuse::Aborted { .. } | Fuse::Stays { .. } => {
-                Self::device(error)
-            }
+            Fuse::GoesOn { .. } | Fuse::OutOfReach { .. } => Self::busy(error),
+            Fuse::Missing
+            | Fuse::MountPoint { .. }
+            | Fuse::Detach { .. }
+            | Fuse::Aborted { .. }
+            | Fuse::Stays { .. } => Self::device(error),
         }
     }
 }

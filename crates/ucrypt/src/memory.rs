@@ -1,7 +1,7 @@
 //! Memory for key derivations, and what people are told of it. [`ucrypt_image::memory`] has the rules.
 
 use ucrypt_image::memory::{self, Bytes};
-pub(crate) use ucrypt_image::memory::{bound_kib, check_unlock};
+pub(crate) use ucrypt_image::memory::{bound_kib, check_keyslots, check_unlock};
 use ucrypt_luks::{Pbkdf, PbkdfKind};
 
 use crate::machine::machine;

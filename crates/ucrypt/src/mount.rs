@@ -17,6 +17,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
+use crate::available;
 use crate::background::{self, OpenArgs, Served, as_option};
 use crate::failure::Failure;
 use crate::log::LogArgs;
@@ -476,7 +477,8 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     let in_user_space = mounts.iter().any(Mount::is_fuse);
     let was_killed = in_user_space && status.is_some() && {
         let users = background::users_of_file(paths);
-        fuse::among(&users.seen).is_none() && users.unseen.is_empty()
+        let may_be_there = || !users.unseen.is_empty() && !mounts.iter().any(fuse::is_dead);
+        fuse::among(&users.seen).is_none() && !may_be_there()
     };
     for mount in mounts {
         unmount(mount, status.is_some())?;
@@ -492,8 +494,14 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
         let stays = !mounts.is_empty() && !by_mount;
         stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
     };
-    // The kernel has told of earlier failures before it was unmounted.
+    // Of failures before it was unmounted the kernel has told whoever asked first.
     let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
+    if before > 0 && !mounts.is_empty() {
+        say_line(format_args!(
+            "{before} requests of {name} had failed before it was unmounted; check the file system, if nobody \
+             has done so since"
+        ));
+    }
     let failed = background::status_of(paths).and_then(|status| failures(&status, before));
     let closed = match &stays {
         Some(why) => {
@@ -591,8 +599,10 @@ fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
         };
         return Err(Failure::busy(format!("{place} is in use{by}; end or leave it first")));
     }
-    if !by_helper && !rustix::process::geteuid().is_root() {
-        return Err(Failure::denied(format!("cannot unmount {place}: {}; run as root", ran.said)));
+    if !by_helper && !available::may_mount() {
+        let is_root = rustix::process::geteuid().is_root();
+        let remedy = if is_root { "this needs CAP_SYS_ADMIN" } else { "run as root" };
+        return Err(Failure::denied(format!("cannot unmount {place}: {}; {remedy}", ran.said)));
     }
     Err(Failure::device(format!("cannot unmount {place}: {}", ran.said)))
 }

@@ -15,6 +15,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use subtle::ConstantTimeEq;
+
 pub(crate) use ucrypt_image::key_file::Secret;
 use ucrypt_image::key_file::{KEY_FILE_MAX, Part, read_line};
 
@@ -165,11 +167,14 @@ impl KeyArgs {
             Source::Terminal(terminal) => {
                 let limit = Some(self.timeout).filter(|seconds| *seconds > 0);
                 let limit = limit.map(Duration::from_secs);
-                let first = terminal.ask(prompt, limit)?;
-                if self.verify && *terminal.ask("Verify passphrase", limit)? != *first {
-                    return Err(Failure::denied("the passphrases do not match"));
+                let passphrase = terminal.ask(prompt, limit)?;
+                if self.verify {
+                    let again = terminal.ask("Verify passphrase", limit)?;
+                    if !bool::from(again.ct_eq(&passphrase)) {
+                        return Err(Failure::denied("the passphrases do not match"));
+                    }
                 }
-                Ok(first)
+                Ok(passphrase)
             }
             Source::Agent(agent) => agent.ask(prompt, self.timeout),
             Source::Line(stdin) => of_stdin(Part { line: true, ..part }, stdin),

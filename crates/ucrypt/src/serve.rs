@@ -380,12 +380,15 @@ impl Exports {
         self.nbd.iter().map(Server::clients).sum()
     }
 
-    /// Detaches the exports: present users go on, and an export ends with its last user.
-    pub(crate) fn detach(&self) {
-        self.fuse.iter().for_each(FuseExport::detach);
-        self.loop_device.iter().for_each(LoopExport::detach);
+    /// Detaches the exports: present users go on, and an export ends with its last user. After a failure
+    /// some may be detached and others not; it may be tried again.
+    pub(crate) fn detach(&self) -> Result<(), Failure> {
+        self.fuse.iter().try_for_each(FuseExport::detach)?;
+        self.loop_device.iter().try_for_each(LoopExport::detach)?;
+        // These cannot fail, so they come last.
         self.ublk.iter().for_each(UblkExport::detach);
         self.nbd.iter().for_each(Server::detach);
+        Ok(())
     }
 
     /// What fails the requests of those who use the kernel's exports.

@@ -837,6 +837,42 @@ fn a_volume_in_the_middle_of_a_reencryption_is_named_and_its_passphrases_are_tri
     assert!(fs::read(&both.ours).unwrap() == before);
 }
 
+/// cryptsetup takes the header of LUKS1 out of use while it encrypts the volume with another key. A restore
+/// would open data of which a part is under the new key with the old one.
+#[test]
+fn a_luks1_volume_in_the_middle_of_a_reencryption_is_named_and_stays_as_it_is() {
+    let both = Both::new(LUKS1);
+    let image = text(&both.ours);
+    let (backup, again) = (both.scratch.path("backup"), both.scratch.path("again"));
+    let saved = ucrypt(&["luksHeaderBackup", "--header-backup-file", text(&backup), image], b"");
+    assert_eq!(code(&saved), 0, "{}", stderr(&saved));
+    let mut before = fs::read(&both.ours).unwrap();
+    before[4..6].copy_from_slice(&[0xde, 0xad]);
+    fs::write(&both.ours, &before).unwrap();
+    for args in [
+        &["luksDump", image][..],
+        &["open", "--test-passphrase", image],
+        &["read", "--length", "512", image],
+        &["luksAddKey", image],
+        &["repair", "-q", image],
+        &["erase", "-q", image],
+        &["convert", "-q", "--type", "luks2", image],
+        &["luksHeaderBackup", "--header-backup-file", text(&again), image],
+        &["luksHeaderRestore", "-q", "--header-backup-file", text(&backup), image],
+    ] {
+        let ran = ucrypt(args, b"one\nnew\n");
+        let said = stderr(&ran);
+        assert_eq!(code(&ran), 1, "{args:?}: {said}");
+        assert!(said.contains("in the middle of a reencryption"), "{args:?}: {said}");
+    }
+    assert_eq!(code(&ucrypt(&["isLuks", image], b"")), 1);
+    assert!(fs::read(&both.ours).unwrap() == before, "something was written");
+    // A program that does not ask for the header is told of it.
+    let plain = ["read", "--type", "plain", "-c", "aes-xts-plain64", "-s", "256", "-h", "sha256"];
+    let ran = ucrypt(&[&plain[..], &["--length", "512", image]].concat(), b"one");
+    assert!(stderr(&ran).contains("crypto_LUKS"), "{}", stderr(&ran));
+}
+
 #[test]
 fn options_without_effect_are_refused_by_name() {
     let (two, one) = (Both::new(LUKS2), Both::new(LUKS1));

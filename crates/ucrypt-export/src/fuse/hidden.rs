@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
@@ -50,6 +50,10 @@ const THREADS_MAX: usize = 4;
 /// Length of the probe in bytes. At least the page size of any kernel: the kernel drops whole cached
 /// pages, but zeroes parts of pages. Twice as much would do no harm.
 const PROBE_BYTES: u64 = 64 << 10;
+
+/// How long to wait for the driver to close the file of a device that nobody uses. It does so at once;
+/// on a machine that has better things to do, that takes a while.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a hole that the driver punches means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,10 +191,11 @@ impl HiddenFile {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits briefly until nobody has the file open. If somebody still does, the file is served
-    /// until the process ends.
-    pub(crate) fn end(&self) {
-        holds_by(Instant::now() + STOP_PATIENCE, || self.has_ended());
+    /// Waits until nobody has the file open: briefly, if there may be users. If somebody still has it
+    /// then, the file is served until the process ends.
+    pub(crate) fn end(&self, has_users: bool) {
+        let patience = if has_users { STOP_PATIENCE } else { DRIVER_PATIENCE };
+        holds_by(Instant::now() + patience, || self.has_ended());
     }
 }
 

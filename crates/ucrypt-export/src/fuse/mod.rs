@@ -92,6 +92,20 @@ pub enum FuseError {
         /// The file.
         path: PathBuf,
     },
+    /// The file keeps its name.
+    #[error("cannot take the name {path} away from its file: {error}")]
+    Detach {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The path leads to something else.
+    #[error("something is mounted over {path}, or it was moved; unmount that first")]
+    OutOfReach {
+        /// The file.
+        path: PathBuf,
+    },
     /// The service goes on: nothing ends those who use the file.
     #[error(
         "{path} could not be ended: it is mounted elsewhere by now, or programs have it open and there is \
@@ -188,7 +202,8 @@ impl FuseExport {
             match serve(&file, &Device::new(device), how) {
                 Ok((transport, threads)) => Ok((mounted, transport, threads)),
                 Err(error) => {
-                    mounted.detach();
+                    // The reason why it is not served is the one that counts.
+                    let _ = mounted.detach();
                     Err(error)
                 }
             }
@@ -275,9 +290,20 @@ impl FuseExport {
 
     /// Removes the name. Programs that have the file open go on; when the last of them closes it,
     /// the export ends.
-    pub fn detach(&self) {
-        self.mounted.detach();
-        self.place.remove_at(&self.mounted.path());
+    ///
+    /// # Errors
+    /// [`FuseError::OutOfReach`] and [`FuseError::Detach`]: the name is still there, and the export
+    /// goes on as before.
+    pub fn detach(&self) -> Result<(), FuseError> {
+        let path = self.mounted.path();
+        if self.is_out_of_reach() {
+            return Err(FuseError::OutOfReach { path });
+        }
+        if let Err(error) = self.mounted.detach() {
+            return Err(FuseError::Detach { path, error });
+        }
+        self.place.remove_at(&path);
+        Ok(())
     }
 
     /// Begins to [`FuseExport::stop`], and returns at once. So the programs that use several files have
@@ -292,7 +318,9 @@ impl FuseExport {
         } else if self.is_out_of_reach() {
             self.problem = Some(Problem::Stays);
         }
-        self.detach();
+        if self.detach().is_err() && self.problem.is_none() {
+            self.problem = Some(Problem::Stays);
+        }
         self.until = Some(Instant::now() + STOP_PATIENCE);
     }
 

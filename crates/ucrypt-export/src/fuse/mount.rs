@@ -116,11 +116,15 @@ impl Mounted {
         if device == self.identity.device { Abort::of(device.1).ok() } else { None }
     }
 
-    /// Detaches the mount from its path, whether or not it is in use.
-    pub(super) fn detach(&self) {
-        if self.is_there() {
-            unmount_stale(&self.path());
+    /// Detaches the mount from its path, whether or not it is in use. Does nothing if the path does not
+    /// lead to it.
+    pub(super) fn detach(&self) -> io::Result<()> {
+        if !self.is_there() {
+            return Ok(());
         }
+        let detached = detach(&self.path());
+        // Somebody else may have unmounted it meanwhile.
+        detached.or_else(|error| if self.is_there() { Err(error) } else { Ok(()) })
     }
 
     /// Unmounts without force, if the path still leads to this mount. Returns `false` if the mount
@@ -199,12 +203,24 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
 
 /// Detaches a mount from its path, whether or not its server is alive and whether or not it is in
 /// use.
-pub(super) fn unmount_stale(path: &Path) {
-    if unmount(path, UnmountFlags::DETACH) == Err(Errno::PERM) {
-        // If nothing is mounted there, the helper fails without a message, as it should.
-        let mut helper = Command::new("fusermount3");
-        let _ = helper.args(["-u", "-z", "-q", "--"]).arg(path).stderr(Stdio::null()).status();
+fn detach(path: &Path) -> io::Result<()> {
+    match unmount(path, UnmountFlags::DETACH) {
+        Err(Errno::PERM) => {}
+        detached => return Ok(detached?),
     }
+    let mut helper = Command::new("fusermount3");
+    let ran = helper.args(["-u", "-z", "--"]).arg(path).stdout(Stdio::null()).output();
+    let ran = ran.map_err(|error| io::Error::new(error.kind(), format!("fusermount3: {error}")))?;
+    if ran.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&ran.stderr).trim().to_owned()))
+}
+
+/// Detaches what a server that has ended has left mounted, if anything.
+pub(super) fn unmount_stale(path: &Path) {
+    // Nothing may be mounted there. Who mounts there next is told of what stays.
+    let _ = detach(path);
 }
 
 /// Number of cores that the kernel may ever have; it keeps a queue for each.

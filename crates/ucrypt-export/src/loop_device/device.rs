@@ -264,16 +264,18 @@ impl Device {
     }
 
     /// Detaches as soon as nobody has it open or mounted.
-    pub(super) fn detach(&self) {
+    pub(super) fn detach(&self) -> io::Result<()> {
         // What is being taken back would take this back too, and this thread may be the one that it
         // waits for: then its own thread detaches.
         let is_left_to = |it: &Cancelling| *it.detaches.get_or_init(|| true);
         if self.is_held() && self.cancelling.as_ref().is_some_and(is_left_to) {
-            return;
+            return Ok(());
         }
-        if let Ok(Some(device)) = self.open_to_detach() {
-            // Somebody else may have detached it.
-            let _ = ioctl::clear(&device);
+        // Somebody else may have detached it.
+        let Some(device) = self.open_to_detach()? else { return Ok(()) };
+        match ioctl::clear(&device) {
+            Err(error) if !is_detached(error) => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
@@ -284,14 +286,15 @@ impl Device {
 
     /// As [`Device::detach`], but waits for a detachment that is being taken back, however long that
     /// takes.
-    pub(super) fn detach_at_the_end(&mut self) {
+    pub(super) fn detach_at_the_end(&mut self) -> io::Result<()> {
         self.unkept = None;
         self.free_spare();
-        self.detach();
+        let detached = self.detach();
         if let Some(cancelling) = self.cancelling.take() {
             // A thread that panicked has ended too.
             let _ = cancelling.thread.join();
         }
+        detached
     }
 
     /// Zeroes `len` bytes. Returns whether the driver has given up write-zeroes requests.

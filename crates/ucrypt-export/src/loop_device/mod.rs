@@ -55,6 +55,14 @@ pub enum LoopError {
         /// The reason.
         error: io::Error,
     },
+    /// The device stays attached.
+    #[error("cannot detach {device}: {error}")]
+    Detach {
+        /// The device.
+        device: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
     /// The connection of the attached file to the kernel ended.
     #[error(
         "the kernel no longer asks for {device}: somebody aborted its connection; programs that used \
@@ -93,6 +101,8 @@ pub fn check() -> Result<(), LoopError> {
 pub struct LoopExport {
     file: HiddenFile,
     device: Device,
+    /// It was detached while nobody used it.
+    unused: bool,
 }
 
 impl LoopExport {
@@ -108,7 +118,7 @@ impl LoopExport {
             Attach { block_size: info.sector_size, read_only: info.read_only, partitions, label };
         let device = Device::attach(&opened, how)?;
         file.settle_holes(|offset, len| device.zero(offset, len));
-        Ok(Self { file, device })
+        Ok(Self { file, device, unused: false })
     }
 
     /// Has the device stay if this process dies. Call when it is known where [`detach_stale`] finds it.
@@ -145,7 +155,8 @@ impl LoopExport {
     /// whether requests wait for the caller: the driver, which would wait for them, is then asked
     /// nothing.
     pub fn try_stop(&mut self, is_awaited: impl Fn() -> bool) -> bool {
-        self.has_ended() || self.device.try_detach(is_awaited)
+        self.unused = self.has_ended() || self.device.try_detach(is_awaited);
+        self.unused
     }
 
     /// Whether a [`LoopExport::try_stop`] that found users is still being taken back, because the driver
@@ -155,8 +166,12 @@ impl LoopExport {
     }
 
     /// Detaches as soon as nobody has it open or mounted; then the export has ended.
-    pub fn detach(&self) {
-        self.device.detach();
+    ///
+    /// # Errors
+    /// [`LoopError::Detach`]: the driver was not reached, and the export goes on as before.
+    pub fn detach(&self) -> Result<(), LoopError> {
+        let failed = |error| LoopError::Detach { device: self.path().into(), error };
+        self.device.detach().map_err(failed)
     }
 
     /// Tells the kernel the volume's present size. Call the function in a thread of its own: the
@@ -173,21 +188,27 @@ impl LoopExport {
     /// once the process ends, or from [`LoopExport::abort`] on.
     ///
     /// # Errors
-    /// [`LoopError::Aborted`] if the file's connection ended while the device was attached.
+    /// [`LoopError::Aborted`] if the file's connection ended while the device was attached;
+    /// [`LoopError::Detach`] if the device stays.
     pub fn stop(mut self) -> Result<(), LoopError> {
         self.device.free_spare();
         let aborted = self.has_ended() && self.device.is_orphan();
-        let device = self.path().into();
+        let device: PathBuf = self.path().into();
+        let detached = self.device.detach_at_the_end();
         drop(self);
-        if aborted { Err(LoopError::Aborted { device }) } else { Ok(()) }
+        if aborted {
+            return Err(LoopError::Aborted { device });
+        }
+        detached.map_err(|error| LoopError::Detach { device, error })
     }
 }
 
 impl Drop for LoopExport {
     fn drop(&mut self) {
-        self.device.detach_at_the_end();
+        // [`LoopExport::stop`] has told of a failure.
+        let _ = self.device.detach_at_the_end();
         // If the device is unused, the driver closes the file when it detaches the device.
-        self.file.end();
+        self.file.end(!self.unused);
     }
 }
 
@@ -195,7 +216,8 @@ impl Drop for LoopExport {
 /// has it open or mounted. `sequence` is its [`LoopExport::sequence`], if known: the device's number
 /// may be somebody else's by now.
 pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
-    Device::at(path, label, sequence).detach();
+    // What cannot be detached is found by the next who looks.
+    let _ = Device::at(path, label, sequence).detach();
 }
 
 #[cfg(test)]
@@ -208,6 +230,13 @@ mod tests {
     use ucrypt_engine::{Volume, VolumeOptions};
 
     use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_detached_is_not_called_detached() {
+        let device = Device::at(Path::new("/dev/null"), "nobody's", None);
+        device.detach().expect_err("it is no loop device");
+        Device::at(Path::new("/dev/null/gone"), "nobody's", None).detach().expect_err("no path");
+    }
 
     /// Names what the test does in a process of its own.
     const CHILD: &str = "UCRYPT_TEST_LOOP_CHILD";

@@ -12,6 +12,10 @@ use crate::volume::SECTOR_BYTES;
 /// The first six bytes of LUKS1 and of the first copy of LUKS2.
 pub const MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
 
+/// What cryptsetup writes over [`MAGIC`] of a LUKS1 volume while it encrypts it with another key, so that
+/// nobody opens the volume meanwhile (`NOMAGIC` in its `utils_reencrypt_luks1.c`).
+pub const REENCRYPTED_MAGIC: [u8; 6] = *b"LUKS\xde\xad";
+
 /// Length of the header in bytes, without the keyslot areas.
 pub const HEADER_BYTES: usize = 592;
 

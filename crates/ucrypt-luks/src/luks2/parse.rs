@@ -150,9 +150,9 @@ impl<'a> Node<'a> {
 
     fn integrity(&self) -> Result<String> {
         for key in ["journal_encryption", "journal_integrity"] {
-            self.member(key)?.text()?;
+            self.member(key)?.name()?;
         }
-        Ok(self.member("type")?.text()?.to_owned())
+        Ok(self.member("type")?.name()?.to_owned())
     }
 
     fn digest(&self) -> Result<Digest> {

@@ -2,7 +2,7 @@
 //! overlap, references must resolve (on-disk format 1.1, chapter 3).
 
 use super::binary::{BINARY_BYTES, HEADER_SIZES};
-use super::metadata::{Keyslot, KeyslotKind, Metadata, Segment, SegmentKind};
+use super::metadata::{Keyslot, KeyslotKind, Metadata, SegmentKind};
 use super::reencryption;
 use crate::area::material_len;
 use crate::error::{Error, Result};
@@ -57,10 +57,8 @@ fn check_config(metadata: &Metadata, header_size: u64) -> Result<()> {
         return broken("keyslots_size", format!("{size} bytes: not 4096-aligned up to 128 MiB"));
     }
     // Backups are no data: they describe it as it was, or will be.
-    let crypt = |segment: &&Segment| {
-        matches!(segment.kind, SegmentKind::Crypt { .. }) && !segment.is_backup()
-    };
-    let data = metadata.segments.values().filter(crypt).map(|segment| segment.offset).min();
+    let segments = metadata.segments.values().filter(|segment| !segment.is_backup());
+    let data = segments.map(|segment| segment.offset).min();
     if let Some(data) = data
         && data != 0
         && data < 2 * header_size + size
@@ -127,7 +125,7 @@ fn check_segments(metadata: &Metadata) -> Result<()> {
 /// Segment numbers must have no gaps, and the volume's segments must come before the backups. Only
 /// the last segment of the volume may reach to the end of the image, and none may overlap.
 fn check_order(metadata: &Metadata) -> Result<()> {
-    let mut volume: Vec<(u64, u64, u32)> = Vec::new();
+    let mut volume: Vec<(u64, Option<u64>, u32)> = Vec::new();
     let mut endless = false;
     for (expected, (number, segment)) in (0..).zip(&metadata.segments) {
         let broken =
@@ -149,13 +147,18 @@ fn check_order(metadata: &Metadata) -> Result<()> {
             return Err(Error::damaged(place, "only the last segment may have no size"));
         }
         endless = segment.size.is_none();
-        let end = segment.size.map_or(u64::MAX, |size| segment.offset.saturating_add(size));
+        let end = segment.size.map_or(Some(u64::MAX), |size| segment.offset.checked_add(size));
         volume.push((segment.offset, end, *number));
+    }
+    // As in cryptsetup: one alone is never compared.
+    let beyond = volume.iter().find(|(_, end, _)| end.is_none() && volume.len() > 1);
+    if let Some((_, _, number)) = beyond {
+        return Err(Error::damaged(format!("JSON/segments/{number}"), "it ends beyond 2^64 bytes"));
     }
     volume.sort_unstable();
     for pair in volume.windows(2) {
         let ((_, end, first), (start, _, second)) = (pair[0], pair[1]);
-        if start < end {
+        if end.is_some_and(|end| start < end) {
             let problem = format!("segments {first} and {second} overlap");
             return Err(Error::damaged("JSON/segments", problem));
         }

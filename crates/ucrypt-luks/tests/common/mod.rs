@@ -6,7 +6,7 @@ pub(crate) mod recorder;
 pub(crate) mod targets;
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -138,6 +138,13 @@ pub(crate) fn with_tools<T>(seed: u64, make: impl FnOnce(&mut Tools<'_>) -> T) -
     let mut clock = |_| Duration::ZERO;
     let machine = Machine { cpus: 2, memory_kib: 1 << 20 };
     make(&mut Tools { random: &mut random, clock: &mut clock, machine })
+}
+
+/// Fills with zeros where randomness does not matter.
+#[expect(clippy::unnecessary_wraps, reason = "sources of random bytes may fail")]
+pub(crate) fn zeroes(buf: &mut [u8]) -> io::Result<()> {
+    buf.fill(0);
+    Ok(())
 }
 
 /// A cheap PBKDF2.

@@ -14,7 +14,7 @@ use ucrypt_luks::{
 use super::recorder::Recorder;
 use super::{
     PASSPHRASE, apply, cheap_argon2, cheap_pbkdf2, is_quick, put_json, roomy_luks2, seal,
-    small_luks1, with_tools,
+    small_luks1, with_tools, zeroes,
 };
 
 /// The largest header copy of LUKS2, in bytes. No single read is larger.
@@ -258,7 +258,7 @@ pub(crate) const ACTIONS: &[Action] = &[
     }),
     action("restore", Leaves::Key, |image, header, _, _| {
         let backup = header.backup(&image)?;
-        Ok(restore(&image, &backup)?.writes)
+        Ok(restore(&image, &backup, &mut zeroes)?.writes)
     }),
     action("convert", Leaves::Key, |image, header, damage, tools| match header {
         Header::Luks1(header) => Ok(to_luks2(header, &image, tools.random)?.writes),
@@ -329,7 +329,7 @@ pub(crate) fn restores(seed: u64, image: &[u8], subject: &Subject) -> bool {
     };
     let len = usize::try_from(subject.header.backup_len()).unwrap_or(usize::MAX);
     let backup = &image[..len.min(image.len())];
-    let Ok(restore) = restore(&sound, backup) else { return false };
+    let Ok(restore) = restore(&sound, backup, &mut zeroes) else { return false };
     let mut after = sound.clone();
     apply(&mut after, &restore.writes);
     assert_eq!(after.len(), sound.len(), "seed {seed}: the image grew");

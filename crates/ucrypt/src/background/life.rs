@@ -188,13 +188,15 @@ impl Life {
                 refuse(stream, Failure::busy(format!("{name} is being closed already")));
             }
             Request::Close => course.closing = Some((stream, Instant::now())),
-            Request::CloseDeferred => {
-                course.deferred = true;
-                self.exports.detach();
-                self.link = None;
-                event(Level::Info, "deferred", "closes with its last user");
-                control::reply(stream, &json!({ "deferred": true }));
-            }
+            Request::CloseDeferred => match self.exports.detach() {
+                Ok(()) => {
+                    course.deferred = true;
+                    self.link = None;
+                    event(Level::Info, "deferred", "closes with its last user");
+                    control::reply(stream, &json!({ "deferred": true }));
+                }
+                Err(failure) => refuse(stream, failure),
+            },
             Request::Resize { .. } if course.looks() => {
                 refuse(stream, Failure::busy(format!("{name} is about to end; it is not resized")));
             }

@@ -71,7 +71,8 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let image_len = image.len();
     // The file of a detached header grows.
     let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
-    let asked = restore_from(&grown, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    let asked = restore_from(&grown, &backup, &mut secrecy::random)
+        .map_err(|error| Failure::from(error).about(&name))?;
     let needed = asked.header.backup_len();
     let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
     if image_len < needed && !is_detached {
@@ -84,8 +85,8 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let (lock, image) = lock_to_change(place)?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
-    let Restore { writes, .. } =
-        restore_from(&medium, &backup).map_err(|error| Failure::from(error).about(&name))?;
+    let Restore { writes, .. } = restore_from(&medium, &backup, &mut secrecy::random)
+        .map_err(|error| Failure::from(error).about(&name))?;
     reserve(&lock, place, &writes)?;
     write_verified(&medium, &writes).map_err(|error| {
         Failure::device(format!(

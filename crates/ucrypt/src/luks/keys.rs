@@ -273,10 +273,11 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
 
 /// As [`memory::check_unlock`], for an action that opens unbound keyslots, too.
 pub(super) fn check_memory(header: &Header, keyslot: Option<u32>) -> Result<(), Failure> {
-    if header.keyslots() == header.volume_keyslots() {
-        memory::check_unlock(header, keyslot)?;
-    }
-    Ok(())
+    let keyslots = header.keyslots().into_iter();
+    Ok(memory::check_keyslots(
+        header,
+        keyslots.filter(|it| keyslot.is_none_or(|only| only == *it)),
+    )?)
 }
 
 fn replace(
@@ -346,7 +347,7 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
     if last {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
-    let passphrase = args.passphrase()?;
+    let passphrase = args.passphrase(&header)?;
     let locked = lock_to_wipe(&args.header, &header, args.number)?;
     if let Some(passphrase) = passphrase {
         // A keyslot that opened before the lock may have been removed since, or never been stored.
@@ -363,16 +364,20 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
 
 impl KillSlotArgs {
     /// The passphrase of a keyslot that remains. In batch mode there need not be one.
-    fn passphrase(&self) -> Result<Option<Secret>, Failure> {
+    fn passphrase(&self, header: &Header) -> Result<Option<Secret>, Failure> {
         let prompt = "Enter any remaining passphrase";
         let key = self.key.key(self.header.batch_mode);
+        let is_last = is_last(header, self.number);
+        let tried = header.keyslots().into_iter().filter(|it| (*it == self.number) == is_last);
         if !self.header.batch_mode {
+            memory::check_keyslots(header, tried)?;
             return key.read(prompt).map(Some);
         }
         let named = key.key_file.as_deref().is_some_and(|file| file != Path::new("-"));
         if !named && key.is_interactive() {
             return Ok(None);
         }
+        memory::check_keyslots(header, tried)?;
         key.read_if_any(prompt)
     }
 }

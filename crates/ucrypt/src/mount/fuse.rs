@@ -6,13 +6,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use ucrypt_luks::{ReadAt, signature};
 
 use super::Wanted;
 use super::table::{self, Mount};
 use crate::failure::Failure;
 use crate::programs;
+
+/// How long a program has to answer. That of a dead one comes from the kernel, at once.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(4);
 
 /// A program that mounts an image file.
 struct Program {
@@ -190,6 +197,15 @@ pub(super) fn among(users: &[String]) -> Option<&str> {
         PROGRAMS.iter().any(|program| user.starts_with(&format!("{} (process ", program.name)))
     };
     users.iter().find(is_one).map(String::as_str)
+}
+
+/// Whether the program that keeps this file system has ended, for certain.
+pub(super) fn is_dead(mount: &Mount) -> bool {
+    let (tell, told) = mpsc::sync_channel(1);
+    let place = mount.place.clone();
+    // A program that hangs never answers.
+    let asked = thread::Builder::new().spawn(move || tell.send(rustix::fs::statfs(&place).err()));
+    asked.is_ok() && told.recv_timeout(ANSWER_PATIENCE) == Ok(Some(Errno::NOTCONN))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! File systems of the kernel, on a device.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -56,8 +57,13 @@ pub(super) fn mount(device: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
 
 /// Has the kernel write back what the file system holds. Fails if some of it cannot be written.
 pub(super) fn sync(place: &Path) -> Result<(), Failure> {
-    let Ok(dir) = File::open(place) else { return Ok(()) };
-    rustix::fs::syncfs(&dir).map_err(|error| {
+    let synced = match File::open(place) {
+        // A user whom the kernel lets unmount it all the same is told by the count of failed requests.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        Err(error) => Err(error),
+        Ok(dir) => rustix::fs::syncfs(&dir).map_err(io::Error::from),
+    };
+    synced.map_err(|error| {
         let place = place.display();
         Failure::device(format!(
             "what was written to {place} cannot be stored: {error}; it stays mounted; umount {place} gives \

@@ -113,6 +113,9 @@ fn an_unlock_that_the_container_has_no_memory_for_is_refused_and_not_killed() {
         let said = run(change.args(cheap), b"").refuses(3);
         assert!(said.contains("needs 40 MiB"), "{action}: {said}");
     }
+    let mut kill = container.ucrypt(&scratch, &["luksKillSlot", path, "0"]);
+    let said = run(&mut kill, b"").refuses(3);
+    assert!(said.contains("needs 40 MiB"), "{said}");
     let mut add = cryptsetup();
     add.args(["luksAddKey", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", path]);
     run(&mut add, &[PASSPHRASE, b"\ncheap"].concat()).passes();
