@@ -685,6 +685,13 @@ fn no_byte_of_the_image_belongs_to_two_segments() {
         let theirs = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
         assert!(!theirs.status.success(), "cryptsetup takes {segments:?}");
     }
+    let mut gap = with_segments(&[(at, "4096", ""), (at + 4096, "4096", "")]);
+    edit_json(&mut gap, r#""1":{"type":"crypt""#, r#""2":{"type":"crypt""#);
+    edit_json(&mut gap, r#""segments":["0","1"]"#, r#""segments":["0","2"]"#);
+    assert!(problem(&gap).contains("segments/2: there is no segment 1"), "{}", problem(&gap));
+    let scratch = Scratch::with(&gap);
+    let theirs = common::cryptsetup(&["luksDump", text(&scratch.image())], b"");
+    assert!(!theirs.status.success(), "cryptsetup takes a gap");
     // Adjacent segments, any order, a hole, the largest possible size.
     for segments in [
         &[(at, "4096", ""), (at + 4096, "dynamic", "")][..],

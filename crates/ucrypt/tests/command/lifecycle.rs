@@ -182,6 +182,11 @@ fn status_says_what_cryptsetup_knows_and_counts() {
         assert_eq!(number.as_array().map(Vec::len), Some(2), "{number}");
         assert_eq!(said["export"], export);
 
+        // Nobody uses it meanwhile, so it locks no more and no less.
+        let exact = run(&mut scratch.ucrypt(&["status", "--bytes", "volume"]), b"").text();
+        let locked = format!(", {} bytes locked", said["server"]["locked_bytes"]);
+        assert!(exact.contains(&locked) && locked != ", 0 bytes locked", "{locked}: {exact}");
+
         let text = run(&mut scratch.ucrypt(&["status", "volume"]), b"").text();
         let mut lines = text.lines();
         let first = format!("{} is active", scratch.runtime("volume").display());

@@ -1,7 +1,8 @@
 //! Standard streams that are closed, full, or without a reader.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -119,6 +120,51 @@ fn a_server_serves_on_when_nobody_reads_what_it_announces() {
     let pid = Pid::from_child(&server);
     kill_process(pid, Signal::TERM).expect("a signal");
     assert!(await_end(&mut server).success());
+}
+
+/// A terminal that was closed, with a server in it that has something to say.
+#[test]
+fn a_server_serves_on_when_nobody_reads_its_messages() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let mut serve = scratch.ucrypt_child(&["serve"]);
+    let socket = scratch.path("socket");
+    serve.args(image.with_key()).arg("--nbd").arg(format!("unix:{}", socket.display()));
+    serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(unread());
+    let mut server = serve.spawn().expect("it starts");
+    await_that("the server listens", || {
+        assert!(server.try_wait().expect("waited").is_none(), "the server has ended");
+        NbdClient::connect(&socket).is_ok()
+    });
+    // It says why it turns away who is no client of NBD, and then closes the connection.
+    let mut stranger = UnixStream::connect(&socket).expect("connected");
+    stranger.write_all(&[b'x'; 64]).expect("sent");
+    let mut greeting = Vec::new();
+    // It may close while bytes of the stranger are unread.
+    let _ = stranger.read_to_end(&mut greeting);
+    assert!(greeting.starts_with(b"NBDMAGIC"), "{greeting:?}");
+    let mut client = NbdClient::connect(&socket).expect("it serves on");
+    client.write(0, &[7; 4096]).expect("written");
+    assert_eq!(client.read(0, 4096).expect("read"), [7; 4096]);
+    drop(client);
+    kill_process(Pid::from_child(&server), Signal::TERM).expect("a signal");
+    assert!(await_end(&mut server).success());
+}
+
+/// `read | head` on a terminal: the bar is on it when the reader goes.
+#[test]
+fn nothing_of_a_progress_bar_stays_on_the_terminal_when_the_reader_has_gone() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let (path, key) = (image.path.display().to_string(), image.key.display().to_string());
+    // More than a pipe holds, so that the command meets the end of its reader.
+    let line = format!("'{UCRYPT}' read --key-file '{key}' '{path}' | head -c 100 >'{path}.head'");
+    let mut terminal = tool("script", "bsdutils");
+    let shown = run(terminal.args(["-qec", &line, "/dev/null"]), b"").exits(0).stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("B/s"), "there was no bar: {shown:?}");
+    let left = shown.rsplit("\r\x1b[2K").next();
+    assert_eq!(left, Some(""), "{shown:?}");
 }
 
 #[test]
