@@ -1,5 +1,7 @@
-//! The order of options in help: what most people need first, what experts need last and, with `-h`,
-//! not at all.
+//! The order of actions and options in help: what most people need first, what experts need last and,
+//! with `-h`, not at all.
+
+use std::fmt::Write as _;
 
 use clap::{Arg, Command};
 
@@ -7,6 +9,60 @@ use crate::{effects, pages};
 
 /// The actions that open a volume.
 const OPENING: &[&str] = &["open", "mount", "serve", "read", "write"];
+
+/// All actions that help shows, in groups.
+const GROUPS: &[(&str, &[&str])] = &[
+    (
+        "Volumes",
+        &["open", "close", "status", "list", "top", "resize", "luksSuspend", "luksResume", "serve"],
+    ),
+    ("File systems and boot", &["mount", "umount", "attach", "detach"]),
+    ("Content, without serving it", &["read", "write"]),
+    (
+        "Keys",
+        &[
+            "luksAddKey",
+            "luksChangeKey",
+            "luksRotateKey",
+            "luksRemoveKey",
+            "luksKillSlot",
+            "luksConvertKey",
+            "token",
+            "erase",
+        ],
+    ),
+    (
+        "Headers",
+        &[
+            "luksFormat",
+            "luksDump",
+            "isLuks",
+            "luksUUID",
+            "config",
+            "luksHeaderBackup",
+            "luksHeaderRestore",
+            "convert",
+            "repair",
+        ],
+    ),
+    ("This machine", &["doctor", "benchmark", "lab", "demo", "completions", "help"]),
+];
+
+/// Options that say what a new keyslot costs: a group of their own.
+const DERIVATION: &[&str] =
+    &["pbkdf", "iter_time", "pbkdf_memory", "pbkdf_parallel", "pbkdf_force_iterations"];
+
+/// Options of actions that make keyslots, for experts.
+const EXPERTS_OF_KEYS: &[&str] = &[
+    "use_random",
+    "use_urandom",
+    "align_payload",
+    "keyslot_cipher",
+    "keyslot_key_size",
+    "luks2_metadata_size",
+    "luks2_keyslots_size",
+    "force_password",
+];
 
 /// Options of these actions for experts: the last group.
 const EXPERTS: &[&str] = &[
@@ -63,8 +119,20 @@ pub(crate) fn arranged(command: Command) -> Command {
             None => arg,
         }
     });
-    command.mut_subcommands(|action| {
+    let listed = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}Options:\n{{options}}",
+        groups(&command)
+    );
+    command.help_template(listed).mut_subcommands(|action| {
         let mut action = action;
+        if has(&action, "pbkdf") && !OPENING.contains(&action.get_name()) {
+            for id in DERIVATION.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
+                action = action.mut_arg(id, |arg| arg.help_heading("Key derivation"));
+            }
+            for id in EXPERTS_OF_KEYS.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
+                action = action.mut_arg(id, |arg| hidden(arg).help_heading("Experts"));
+            }
+        }
         if OPENING.contains(&action.get_name()) {
             // Logs and metrics behind what the volume is: an argument that is changed moves to the end.
             let of_operation = |arg: &&Arg| arg.get_help_heading() == Some("Operation");
@@ -102,6 +170,29 @@ pub(crate) fn arranged(command: Command) -> Command {
     })
 }
 
+/// The actions in their groups, as clap lists them in one.
+fn groups(command: &Command) -> String {
+    let mut text = String::new();
+    for (heading, names) in GROUPS {
+        let _ = writeln!(text, "{heading}:");
+        for name in *names {
+            let action = command.find_subcommand(name);
+            let about = action.and_then(Command::get_about).map(ToString::to_string);
+            let about =
+                about.unwrap_or_else(|| "Print this message, or the help of an action".into());
+            let aliases = action.map(|action| action.get_visible_aliases().collect::<Vec<_>>());
+            let aliases = match aliases.unwrap_or_default().as_slice() {
+                [] => String::new(),
+                [one] => format!(" [alias: {one}]"),
+                several => format!(" [aliases: {}]", several.join(", ")),
+            };
+            let _ = writeln!(text, "  {name:17}  {about}{aliases}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
 /// Hides an option with `-h`. Man pages would then have no text for it, unless it is its long one.
 fn hidden(arg: Arg) -> Arg {
     let help = arg.get_long_help().or(arg.get_help()).cloned();
@@ -125,6 +216,30 @@ mod tests {
         for action in command.get_subcommands().filter(|action| !action.is_hide_set()) {
             assert!(action.get_after_long_help().is_some(), "{}", action.get_name());
         }
+    }
+
+    #[test]
+    fn every_action_is_in_one_group() {
+        let mut command = arranged(Cli::command());
+        command.build();
+        let shown = command.get_subcommands().filter(|action| !action.is_hide_set());
+        let mut shown: Vec<_> = shown.map(Command::get_name).collect();
+        let mut grouped: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        shown.sort_unstable();
+        grouped.sort_unstable();
+        assert_eq!(shown, grouped);
+    }
+
+    #[test]
+    fn every_option_of_new_keyslots_that_is_sorted_exists() {
+        let command = arranged(Cli::command());
+        let format = command.find_subcommand("luksFormat").unwrap();
+        let add = command.find_subcommand("luksAddKey").unwrap();
+        for id in DERIVATION.iter().chain(EXPERTS_OF_KEYS) {
+            assert!(has(format, id) || has(add, id), "no action has {id}");
+        }
+        let headings: Vec<_> = format.get_arguments().map(Arg::get_help_heading).collect();
+        assert_eq!(headings.last(), Some(&Some("Experts")));
     }
 
     #[test]

@@ -1,12 +1,20 @@
 //! Sizes as people write them.
 
 /// Reads a number of bytes with an optional suffix: K, M, G, T (powers of 1024, with or without
-/// `iB`), or KB, MB, GB, TB (powers of 1000).
+/// `iB`), or KB, MB, GB, TB (powers of 1000). With a suffix it may have decimals, as in `1.5G`, if that is
+/// a whole number of bytes.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let number: u64 =
-        text[..digits].parse().map_err(|_| format!("'{text}' does not begin with a number"))?;
-    let factor: u64 = match text[digits..].to_ascii_lowercase().as_str() {
+    let (whole, rest) = text.split_at(digits);
+    let whole: u64 = whole.parse().map_err(|_| format!("'{text}' does not begin with a number"))?;
+    let (decimals, unit) = match rest.strip_prefix('.') {
+        Some(rest) => {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            rest.split_at(digits)
+        }
+        None => ("", rest),
+    };
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
@@ -18,8 +26,21 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "tb" => 1_000_000_000_000,
         other => return Err(format!("'{other}' is no unit of bytes; use K, M, G or T")),
     };
-    number.checked_mul(factor).ok_or_else(|| format!("'{text}' is too large"))
+    let broken = || Err(format!("'{text}' is no whole number of bytes"));
+    if decimals.is_empty() && rest.starts_with('.') || decimals.len() > DECIMALS_MAX {
+        return broken();
+    }
+    let of_decimals = decimals.parse::<u128>().unwrap_or(0) * u128::from(factor);
+    let ten = 10_u128.pow(decimals.len() as u32);
+    if of_decimals % ten != 0 {
+        return broken();
+    }
+    let bytes = u128::from(whole) * u128::from(factor) + of_decimals / ten;
+    u64::try_from(bytes).map_err(|_| format!("'{text}' is too large"))
 }
+
+/// More are in no whole number of bytes but for zeros at the end.
+const DECIMALS_MAX: usize = 12;
 
 /// A number of bytes in the largest unit of 1024 that it reaches, as in `1.5G`; at most six characters.
 pub(crate) fn human(bytes: u64) -> String {
@@ -58,7 +79,13 @@ mod tests {
         assert_eq!(parse("2G"), Ok(2 << 30));
         assert_eq!(parse("64kib"), Ok(65536));
         assert_eq!(parse("3MB"), Ok(3_000_000));
-        for bad in ["", "G", "1X", "-1", "1.5G", "99999999999999T"] {
+        assert_eq!(parse("1.5G"), Ok(3 << 29));
+        assert_eq!(parse("0.25k"), Ok(256));
+        assert_eq!(parse("1.000001TB"), Ok(1_000_001_000_000));
+        for broken in ["1.5", "0.1K", "1.G", "1.", "1.0000000000000G", "1.5.5G", ".5G"] {
+            assert!(parse(broken).is_err(), "{broken}");
+        }
+        for bad in ["", "G", "1X", "-1", "1.5X", "99999999999999T"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -406,6 +406,8 @@ fn labels_priorities_and_uuids_are_those_of_cryptsetup() {
     let uuid = "01234567-89AB-cdef-0123-456789abcdef";
     both.does(&["luksUUID", "-q", "--uuid", uuid, "IMAGE"], b"");
     assert_eq!(good(&ucrypt(&["luksUUID", text(&both.ours)], b"")), uuid.to_lowercase() + "\n");
+    let json = good(&ucrypt(&["luksUUID", "--json", text(&both.ours)], b""));
+    assert_eq!(json, format!("{{\"uuid\":\"{}\"}}\n", uuid.to_lowercase()));
     both.opens(&["one"], &[]);
     // One label does not remove the other.
     good(&ucrypt(&["config", "--label", "new", text(&both.ours)], b""));

@@ -1,6 +1,7 @@
 //! `config` and `luksUUID --uuid`: labels, priorities, the UUID.
 
 use clap::ValueEnum;
+use serde_json::json;
 use ucrypt_luks::luks2;
 
 use super::change::HeaderArgs;
@@ -36,6 +37,9 @@ pub(crate) struct UuidArgs {
     /// Set this UUID instead of printing the present one
     #[arg(long, value_name = "UUID")]
     uuid: Option<String>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "uuid")]
+    json: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -92,7 +96,11 @@ impl From<Priority> for luks2::Priority {
 /// Carries out `luksUUID`.
 pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
     let (_, header) = args.header.look()?;
-    let Some(uuid) = &args.uuid else { return print(&format!("{}\n", header.uuid())) };
+    let Some(uuid) = &args.uuid else {
+        let uuid = header.uuid().to_string();
+        let shown = if args.json { json!({ "uuid": uuid }).to_string() } else { uuid };
+        return print(&format!("{shown}\n"));
+    };
     confirm_on_keys("Do you really want to change UUID of device?", args.header.batch_mode, "")?;
     let locked = args.header.lock()?;
     let damage = locked.damage.as_ref();

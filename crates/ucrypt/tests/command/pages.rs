@@ -15,9 +15,10 @@ use examples::EXAMPLES;
 /// The actions that `--help` lists.
 fn actions(scratch: &Scratch) -> Vec<String> {
     let help = run(&mut scratch.ucrypt(&["--help"]), b"").text();
-    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let names = listed.take_while(|line| !line.is_empty());
-    let names = names.filter_map(|line| line.split_whitespace().next().map(str::to_owned));
+    let listed = help.lines().skip_while(|line| *line != "Volumes:");
+    let listed = listed.take_while(|line| *line != "Options:");
+    let names = listed.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let names = names.map(str::to_owned);
     names.filter(|name| name != "help").collect()
 }
 
