@@ -21,10 +21,11 @@ const LIMIT_S: &str = "900";
 /// Bytes of a file system.
 const LEN: u64 = 32 << 20;
 
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "/lib/systemd/systemd",
     "/lib/systemd/systemd-shutdown",
     "/lib/systemd/system-generators/systemd-fstab-generator",
+    "nbdcopy",
     "systemctl",
     "udevadm",
     "mount",
@@ -91,14 +92,25 @@ fn tool(name: &str) -> Command {
     command
 }
 
+/// The image `small`: an empty volume of 4 MiB.
+fn small(dir: &Path, key: &Path) {
+    let image = dir.join("small");
+    File::create(&image).and_then(|file| file.set_len(20 << 20)).expect("an image");
+    format(key, &image);
+}
+
+fn format(key: &Path, image: &Path) {
+    let mut format = Command::new(UCRYPT);
+    format.args(["luksFormat", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
+    passes(format.arg("--key-file").arg(key).arg(image));
+}
+
 /// A volume with an empty file system.
 fn volume(dir: &Path, key: &Path, name: &str) -> PathBuf {
     let (image, system) = (dir.join(name), dir.join("system"));
     File::create(&image).and_then(|file| file.set_len(LEN + (16 << 20))).expect("an image");
     File::create(&system).and_then(|file| file.set_len(LEN)).expect("a file");
-    let mut format = Command::new(UCRYPT);
-    format.args(["luksFormat", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
-    passes(format.arg("--key-file").arg(key).arg(&image));
+    format(key, &image);
     passes(tool("mkfs.ext4").args(["-q", "-F", "-b", "4096"]).arg(&system));
     let mut write = Command::new(UCRYPT);
     write.args(["write", "--key-file"]).arg(key).arg(&image);
@@ -142,6 +154,7 @@ impl Machine {
         let key = dir.path().join("key");
         fs::write(&key, "a key").expect("written");
         let images = ["data", "uuid"].map(|name| (name, volume(dir.path(), &key, name)));
+        small(dir.path(), &key);
         let of_header = passes(Command::new(UCRYPT).arg("luksUUID").arg(&images[1].1));
         let of_header = String::from_utf8_lossy(&of_header).trim().to_owned();
         let of_system = uuid_of_system(&content(dir.path(), &key, &images[1].1));
@@ -191,7 +204,9 @@ impl Machine {
         // Nothing but the generator has multi-user.target want the volume that needs the network.
         let target = "[Unit]\nRequires=basic.target\nAfter=basic.target\n\
             Wants=cryptsetup.target multi-user.target load@data.service load@uuid.service drive.service systemd-udevd.service \
-            systemd-udev-trigger.service\n";
+            systemd-udev-trigger.service ucrypt-nbd@disk.socket ucrypt-nbd@still.socket\n";
+        // Soon enough for a test, late enough for a server on a machine that is busy.
+        let watched = "[Service]\nWatchdogSec=15\nTimeoutStopSec=3\n";
         let record = "[Service]\nExecStopPost=/bin/sh -c 'echo $SERVICE_RESULT $EXIT_STATUS >/out/%i.result'\n";
         let mut command = Command::new(repository.join("guest/run.py"));
         // One processor: on a busy machine that is faster than two.
@@ -210,11 +225,16 @@ impl Machine {
             ("drive", drive, "/etc/systemd/system/drive.service"),
             ("target", target, "/etc/systemd/system/default.target"),
             ("record", record, "/etc/systemd/system/ucrypt@.service.d/record.conf"),
+            ("watched", watched, "/etc/systemd/system/ucrypt-nbd@still.service.d/watched.conf"),
         ] {
             fs::write(etc.join(name), text).expect("written");
             file(&etc.join(name), place);
         }
         file(&dir.join("key"), "/etc/key");
+        for name in ["disk", "still"] {
+            file(&dir.join("small"), &format!("/etc/ucrypt/nbd/{name}.img"));
+            file(&dir.join("key"), &format!("/etc/ucrypt/nbd/{name}.key"));
+        }
         for name in ["init", "load", "drive", "results"] {
             file(&here.join(name), &format!("/work/{name}"));
         }
@@ -227,7 +247,9 @@ impl Machine {
             file(Path::new(&place), &place);
         }
         let dist = repository.join("dist");
-        file(&dist.join("systemd/ucrypt@.service"), "/lib/systemd/system/ucrypt@.service");
+        for unit in ["ucrypt@.service", "ucrypt-nbd@.service", "ucrypt-nbd@.socket"] {
+            file(&dist.join("systemd").join(unit), &format!("/lib/systemd/system/{unit}"));
+        }
         file(&dist.join("udev/61-ucrypt.rules"), "/lib/udev/rules.d/61-ucrypt.rules");
         let generator = "/lib/systemd/system-generators/ucrypt-generator";
         file(&dist.join("systemd/ucrypt-generator"), generator);
@@ -312,4 +334,18 @@ fn udev_knows_the_volume_and_what_is_on_it() {
         assert!(udev.contains(word), "{word}: {}", machine.told());
     }
     assert!(machine.file("links").contains("ucrypt-data -> "), "{}", machine.told());
+}
+
+#[test]
+fn a_socket_starts_the_server_of_its_image_and_what_clients_wrote_is_in_it_when_it_has_stopped() {
+    let machine = Machine::get();
+    let lines = ["before: inactive", "after: active", "stopped: inactive success", "same"];
+    assert_eq!(machine.file("nbd"), lines.join("\n") + "\n", "{}", machine.told());
+}
+
+#[test]
+fn a_server_that_stands_still_is_ended_by_the_watchdog_and_its_socket_waits_for_the_next_client() {
+    let machine = Machine::get();
+    let lines = ["running: success", "still: watchdog", "socket: active", "left: 0"];
+    assert_eq!(machine.file("watchdog"), lines.join("\n") + "\n", "{}", machine.told());
 }
