@@ -83,6 +83,9 @@ pub struct Limits {
     pub write_unit: u32,
     /// Largest transfer in one operation, in bytes; a multiple of 4096.
     pub transfer_max: u32,
+    /// Bytes to which buffers should be aligned in memory, at least 1. Others are not refused, but
+    /// copied, and few of them at a time.
+    pub memory_align: u32,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Whether [`Io::Discard`] does something.

@@ -21,6 +21,7 @@ impl ZeroBackend {
                 block: 512,
                 write_unit: 512,
                 transfer_max: 1 << 20,
+                memory_align: 1,
                 read_only: false,
                 discard: true,
                 rotational: false,

@@ -137,6 +137,40 @@ fn what_is_refused_leaves_the_list_alone() {
     assert_eq!(finish(&mut queue), Ok(()));
 }
 
+/// Regression: the backend of direct I/O took memory of its own for each read to an odd address, and guests
+/// choose the addresses.
+#[test]
+fn pieces_at_odd_addresses_are_read_through_the_queues_memory_where_the_backend_minds() {
+    const ALIGN: usize = 512;
+    let backend = FaultBackend::new(Arc::new(memory(MIB).unwrap()), Faults::new(1));
+    let backend = backend.without_map().with_memory_align(ALIGN as u32);
+    let volume = volume(Arc::new(backend), 0, MIB, 512);
+    let mut queue = volume.queue(QueueConfig::new(65536, 4)).unwrap();
+    let plain: Vec<u8> = (0..1u32 << 20).map(|at| (at / 512 * 31 + at) as u8).collect();
+    for (at, part) in plain.chunks(65536).enumerate() {
+        write(&mut queue, at as u64 * 65536, part);
+    }
+    let guest = ForeignMemory::new(1 << 20);
+    let first = guest.buf(0, 1).as_ptr().addr().wrapping_neg() % ALIGN;
+    for odd in [0, 1, 256, 511] {
+        let mut pieces: Vec<_> =
+            (0..8).map(|index| guest.buf(first + odd + index * 8192, 4096)).collect();
+        queue.submit(1, Io::read_into(65536, &mut pieces)).unwrap();
+        assert_eq!(finish(&mut queue), Ok(()), "{odd} bytes behind an aligned address");
+        let read = guest.bytes();
+        for (index, expected) in plain[65536..][..32768].chunks(4096).enumerate() {
+            let at = first + odd + index * 8192;
+            assert!(read[at..at + 4096] == *expected, "{odd} bytes behind: piece {index}");
+        }
+        let mut large = vec![guest.buf(first + odd, 131_072)];
+        match queue.submit(1, Io::read_into(0, &mut large)) {
+            Ok(()) => assert_eq!((odd, finish(&mut queue)), (0, Ok(()))),
+            Err(Rejected::TooLarge) => assert!(odd > 0, "aligned pieces need no memory"),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_read_that_fails_leaves_no_ciphertext_in_the_clients_memory() {
     // Each read fills its buffers and then fails, except in the first megabyte.

@@ -23,6 +23,7 @@ impl NbdClient {
             block: 512,
             write_unit: 512,
             transfer_max: 1 << 20,
+            memory_align: 1,
             read_only: false,
             discard: false,
             rotational: false,

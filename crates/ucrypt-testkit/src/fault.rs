@@ -387,6 +387,13 @@ impl FaultBackend {
         self
     }
 
+    /// Reports that memory should lie at multiples of `bytes`, and refuses other memory.
+    #[must_use]
+    pub fn with_memory_align(mut self, bytes: u32) -> Self {
+        self.limits.memory_align = bytes;
+        self
+    }
+
     /// A copy of the disk as a power failure now would leave it: any sectors of the volatile cache
     /// have reached it. Everything goes on here.
     ///
@@ -457,6 +464,7 @@ impl Backend for FaultBackend {
             inner,
             faults: self.faults.clone(),
             write_unit: self.limits.write_unit,
+            memory_align: self.limits.memory_align as usize,
             depth: depth as usize,
             inside: 0,
             waiting: Vec::new(),
@@ -551,6 +559,7 @@ struct FaultQueue {
     inner: Box<dyn Queue>,
     faults: Faults,
     write_unit: u32,
+    memory_align: usize,
     depth: usize,
     /// Operations submitted to the inner backend.
     inside: usize,
@@ -604,6 +613,14 @@ fn copy(bytes: &[u8]) -> Option<Buf> {
     Some(buf)
 }
 
+/// The operation's buffers.
+fn bufs(io: &Io) -> &[Buf] {
+    match io {
+        Io::Read { bufs, .. } | Io::Write { bufs, .. } => bufs,
+        Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => &[],
+    }
+}
+
 fn failed(io: Io, error: Errno) -> Done {
     let (token, bufs) = io.into_parts();
     Done { token, result: Err(error), bufs }
@@ -641,7 +658,8 @@ impl FaultQueue {
         let reached = reached(&io);
         let Range { start, end } = reached.range;
         let is_whole = (start | end).is_multiple_of(u64::from(self.write_unit));
-        if reached.access == Access::Write && !is_whole {
+        let is_aligned = bufs(&io).iter().all(|buf| buf.as_ptr().addr() % self.memory_align == 0);
+        if reached.access == Access::Write && !is_whole || !is_aligned {
             return self.later(Step::Answer(failed(io, Errno::INVAL)));
         }
         match self.faults.judge(reached) {

@@ -11,9 +11,10 @@ use std::ops::Range;
 use super::Direct;
 use crate::{Buf, Errno, Pool, total_len};
 
-/// Buffers that a queue or thread keeps for later transfers, of at most [`KEPT_BYTES`] each.
-const KEPT: usize = 4;
-const KEPT_BYTES: usize = 1 << 20;
+/// Bounce memory of a queue or thread in bytes, reserved when it is first needed: room for the largest
+/// transfer of the engine with a block on each side. A transfer for which others leave no room waits for
+/// them, because guests choose where their memory lies. With twice as much, more of them run at once.
+const BOUNCES_BYTES: usize = 2 << 20;
 
 /// The aligned memory of one transfer.
 #[derive(Debug)]
@@ -50,73 +51,106 @@ impl Bounce {
     }
 }
 
+/// The memory that a transfer uses.
+#[derive(Debug)]
+pub(super) enum Through {
+    /// The client's own.
+    Client,
+    Bounce(Bounce),
+    /// A bounce buffer, for which there is no room before another one is dropped.
+    Later,
+}
+
+impl Through {
+    /// The bounce buffer, if one is used, for who uses one at a time.
+    pub(super) fn alone(self) -> Result<Option<Bounce>, Errno> {
+        match self {
+            Self::Client => Ok(None),
+            Self::Bounce(bounce) => Ok(Some(bounce)),
+            Self::Later => Err(Errno::NOMEM),
+        }
+    }
+}
+
 /// The bounce buffers of one queue, or of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Bounces {
-    kept: Vec<Buf>,
+    pool: Option<Pool>,
 }
 
 impl Bounces {
-    /// A bounce buffer for a read, if it needs one: if its memory, offset or length does not meet the
-    /// rules of direct I/O. The transfer consists of whole blocks.
+    /// Memory for a read: a bounce buffer if its memory, offset or length does not meet the rules of
+    /// direct I/O. The transfer then consists of whole blocks.
     pub(super) fn for_read(
         &mut self,
         direct: Option<&Direct>,
         offset: u64,
         bufs: &[Buf],
-    ) -> Result<Option<Bounce>, Errno> {
+    ) -> Result<Through, Errno> {
         let Some(direct) = direct.filter(|direct| !direct.takes(offset, bufs)) else {
-            return Ok(None);
+            return Ok(Through::Client);
         };
         let asked = total_len(bufs);
         let before = (offset % direct.offset_align) as usize;
         let whole = (before + asked).checked_next_multiple_of(direct.offset_align as usize);
         let len = whole.ok_or(Errno::INVAL)?;
+        let Some(buf) = self.take(len)? else { return Ok(Through::Later) };
         let (part, offset) = (before..before + asked, offset - before as u64);
-        Ok(Some(Bounce { buf: self.take(len)?, len, part, offset }))
+        Ok(Through::Bounce(Bounce { buf, len, part, offset }))
     }
 
-    /// A bounce buffer with the data of a write, if it needs one: if its memory does not meet the
-    /// rules of direct I/O. Parts of blocks are not written directly.
+    /// Memory for a write: a bounce buffer with its data if its memory does not meet the rules of
+    /// direct I/O. Parts of blocks are not written directly.
     pub(super) fn for_write(
         &mut self,
         direct: Option<&Direct>,
         offset: u64,
         bufs: &[Buf],
-    ) -> Result<Option<Bounce>, Errno> {
+    ) -> Result<Through, Errno> {
         let len = total_len(bufs);
         let needs =
             |direct: &&Direct| direct.is_whole(offset, len as u64) && !direct.takes(offset, bufs);
         if !direct.as_ref().is_some_and(needs) {
-            return Ok(None);
+            return Ok(Through::Client);
         }
-        let mut buf = self.take(len)?;
+        let Some(mut buf) = self.take(len)? else { return Ok(Through::Later) };
         let mut at = 0;
         for from in bufs {
             buf[at..at + from.len()].copy_from_slice(from);
             at += from.len();
         }
-        Ok(Some(Bounce { buf, len, part: 0..len, offset }))
+        Ok(Through::Bounce(Bounce { buf, len, part: 0..len, offset }))
     }
 
-    /// At least `len` bytes.
-    fn take(&mut self, len: usize) -> Result<Buf, Errno> {
-        if let Some(fits) = self.kept.iter().position(|buf| buf.len() >= len) {
-            return Ok(self.kept.swap_remove(fits));
+    /// `len` bytes; `None` if others have too much now.
+    fn take(&mut self, len: usize) -> Result<Option<Buf>, Errno> {
+        if len > BOUNCES_BYTES {
+            // Longer than any transfer of the engine.
+            return Pool::single(len).map(Some).map_err(|_| Errno::NOMEM);
         }
-        Pool::single(len).map_err(|_| Errno::NOMEM)
+        let pool = match &mut self.pool {
+            Some(pool) => pool,
+            none => none.insert(Pool::new(BOUNCES_BYTES).map_err(|_| Errno::NOMEM)?),
+        };
+        Ok(pool.alloc(len))
     }
+}
 
-    /// Keeps the memory for later.
-    pub(super) fn give_back(&mut self, bounce: Bounce) {
-        if bounce.buf.len() > KEPT_BYTES {
-            return;
-        }
-        self.kept.push(bounce.buf);
-        if self.kept.len() > KEPT {
-            // Larger ones serve more transfers.
-            self.kept.sort_unstable_by_key(|buf| std::cmp::Reverse(buf.len()));
-            self.kept.truncate(KEPT);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WRITE_UNIT_MAX;
+
+    #[test]
+    fn the_largest_transfer_of_the_engine_has_room_with_a_block_on_each_side() {
+        let most = super::super::open::TRANSFER_MAX as usize + 2 * WRITE_UNIT_MAX as usize;
+        let mut bounces = Bounces::default();
+        let one = bounces.take(most).unwrap();
+        assert!(one.is_some() && bounces.take(most).unwrap().is_none(), "one at a time");
+        drop(one);
+        let small: Vec<_> = (0..512).map(|_| bounces.take(4096).unwrap()).collect();
+        assert!(small.iter().all(Option::is_some), "or many small ones");
+        drop(small);
+        assert!(bounces.take(most).unwrap().is_some());
     }
 }

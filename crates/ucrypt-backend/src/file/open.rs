@@ -18,6 +18,9 @@ use super::zones::DeviceZones;
 use super::{Direct, Files, lock};
 use crate::{Access, Errno, Limits, Mapping, WRITE_UNIT_MAX};
 
+/// See [`Limits::transfer_max`].
+pub(super) const TRANSFER_MAX: u32 = 1 << 20;
+
 /// How to open an image.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpenOptions {
@@ -234,7 +237,8 @@ fn describe(
         len,
         block,
         write_unit: direct.as_ref().map_or(512, |direct| direct.offset_align.max(512) as u32),
-        transfer_max: 1 << 20,
+        transfer_max: TRANSFER_MAX,
+        memory_align: direct.as_ref().map_or(1, |direct| direct.memory_align as u32),
         read_only,
         discard: !read_only && punches,
         rotational: is_device && is_rotational(stat.st_rdev),

@@ -82,14 +82,13 @@ fn read(
     mut offset: u64,
     bufs: &mut [Buf],
 ) -> Result<(), Errno> {
-    if let Some(mut bounce) = bounces.for_read(files.direct.as_ref(), offset, bufs)? {
+    if let Some(mut bounce) = bounces.for_read(files.direct.as_ref(), offset, bufs)?.alone()? {
         let fd = files.for_transfer(bounce.offset, bounce.len as u64);
         let (at, len) = (bounce.offset, bounce.asked());
         let result = read_at_least(fd, bounce.bytes(), len, at);
         if result.is_ok() {
             bounce.hand_to(bufs);
         }
-        bounces.give_back(bounce);
         return result;
     }
     let fd = files.for_transfer(offset, total_len(bufs) as u64);
@@ -110,10 +109,8 @@ fn write(
     let len = total_len(bufs) as u64;
     files.cut.check_write(offset + len, files.cut.len_now(files.buffered.as_fd()))?;
     let fd = files.for_transfer(offset, len);
-    if let Some(mut bounce) = bounces.for_write(files.direct.as_ref(), offset, bufs)? {
-        let result = write_full(fd, bounce.bytes(), offset, fua);
-        bounces.give_back(bounce);
-        return result;
+    if let Some(mut bounce) = bounces.for_write(files.direct.as_ref(), offset, bufs)?.alone()? {
+        return write_full(fd, bounce.bytes(), offset, fua);
     }
     bufs.iter().try_for_each(|buf| {
         let at = offset;
@@ -148,11 +145,15 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, i
         }
         Io::Discard { token, offset, len } => {
             let whole = files.discardable(offset, len);
-            let result = whole.map_or(Ok(()), |(offset, len)| punch(files, offset, len));
+            let punched = |()| whole.map_or(Ok(()), |(offset, len)| punch(files, offset, len));
+            let result = files.cut.check(offset + len).and_then(punched);
             Done { token, result, bufs: Vec::new() }
         }
         Io::WriteZeroes { token, offset, len } => {
-            Done { token, result: punch(files, offset, len), bufs: Vec::new() }
+            let now = files.cut.len_now(files.buffered.as_fd());
+            let in_file = files.cut.check_write(offset + len, now);
+            let result = in_file.and_then(|()| punch(files, offset, len));
+            Done { token, result, bufs: Vec::new() }
         }
     }
 }

@@ -231,7 +231,7 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
     let pool = Pool::new(1 << 20).unwrap();
     for (way, open) in FILE_WAYS {
         // What is done first after the cut.
-        for first in ["write", "read", "flush"] {
+        for first in ["write", "read", "flush", "zeroes"] {
             image(dir.path(), LEN);
             let backend = open(&path);
             let mut queue = backend.queue(4).unwrap();
@@ -240,6 +240,8 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
                 queue.submit(match io {
                     "write" => Io::Write { token: 1, offset, bufs, fua: false },
                     "read" => Io::Read { token: 1, offset, bufs },
+                    "zeroes" => Io::WriteZeroes { token: 1, offset, len: PAGE as u64 },
+                    "discard" => Io::Discard { token: 1, offset, len: PAGE as u64 },
                     _ => Io::Flush { token: 1 },
                 });
                 drain(queue.as_mut(), 1)[0].result
@@ -251,7 +253,7 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             assert_eq!(std::fs::metadata(&path).unwrap().len(), CUT, "{way}: {first}");
             // Who makes it long again has not brought back what it held.
             set_len(&path, LEN);
-            for io in ["read", "write"] {
+            for io in ["read", "write", "zeroes", "discard"] {
                 assert_eq!(
                     act(io, CUT),
                     Err(Errno::IO),
@@ -261,6 +263,25 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             }
             assert_eq!(act("flush", 0), Err(Errno::IO), "{way}: {first}");
         }
+    }
+}
+
+/// Regression: zeroes did not count as written, so the next flush said that they were safe.
+#[test]
+fn zeroes_that_are_cut_off_before_they_are_flushed_fail_the_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    for (way, open) in FILE_WAYS {
+        let path = image(dir.path(), LEN);
+        let backend = open(&path);
+        let mut queue = backend.queue(4).unwrap();
+        let mut act = |io: Io| {
+            queue.submit(io);
+            drain(queue.as_mut(), 1)[0].result
+        };
+        let (offset, len) = (LEN - PAGE as u64, PAGE as u64);
+        assert_eq!(act(Io::WriteZeroes { token: 1, offset, len }), Ok(()), "{way}");
+        set_len(&path, CUT);
+        assert_eq!(act(Io::Flush { token: 1 }), Err(Errno::IO), "{way}");
     }
 }
 

@@ -18,7 +18,7 @@ use libc::iovec;
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
-use super::bounce::{Bounce, Bounces};
+use super::bounce::{Bounce, Bounces, Through};
 use super::{Files, Flusher, ops};
 use crate::ring::{Ring, SharedRing};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
@@ -46,6 +46,8 @@ pub(super) struct UringQueue {
     vectors: Vec<Vectors>,
     /// Operations to push to the ring at the next poll: new ones, and ones to be continued.
     staged: VecDeque<u32>,
+    /// Operations that need bounce buffers, for which there was no room. First come first served.
+    unbounced: VecDeque<u32>,
     /// Operations answered without the ring: cached reads, and discards of nothing.
     answered: Vec<Done>,
     cached: Cached,
@@ -126,6 +128,7 @@ impl UringQueue {
             slots: Slab::with_capacity(depth as usize),
             vectors: (0..depth).map(|_| Vectors(Vec::with_capacity(VECTORS))).collect(),
             staged: VecDeque::with_capacity(depth as usize),
+            unbounced: VecDeque::with_capacity(depth as usize),
             answered: Vec::with_capacity(depth as usize),
             cached: Cached::default(),
             bounces: Bounces::default(),
@@ -181,10 +184,17 @@ impl UringQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let Self { ring, slots, staged, bounces, files, flusher, .. } = self;
+        let Self { ring, slots, vectors, staged, bounces, files, flusher, .. } = self;
         ring.reap(|index, result| {
             let Some(slot) = slots.get_mut(index as usize) else { return };
-            match slot.advance(result) {
+            let progress = slot.advance(result);
+            if !matches!(progress, Progress::Continue) {
+                // A client chooses how many buffers it has: not each slot keeps the longest list.
+                let list = &mut vectors[index as usize].0;
+                list.clear();
+                list.shrink_to(VECTORS);
+            }
+            match progress {
                 Progress::Continue => staged.push_back(index),
                 Progress::Refused => {
                     let slot = slots.remove(index as usize);
@@ -199,10 +209,31 @@ impl UringQueue {
                     if slot.is_durable() {
                         result = result.and_then(|()| files.check_losses());
                     }
-                    done.push(slot.into_done(result, bounces));
+                    done.push(slot.into_done(result));
                 }
             }
         });
+        if !self.unbounced.is_empty() {
+            self.stage_unbounced(done);
+        }
+    }
+
+    /// Stages operations that need bounce buffers, as far as there is room for these. One that is
+    /// under way has some if there is none. Failed ones go to `done`.
+    fn stage_unbounced(&mut self, done: &mut Vec<Done>) {
+        while let Some(&index) = self.unbounced.front() {
+            let slot = &mut self.slots[index as usize];
+            match through(&mut self.bounces, &self.files, &slot.io) {
+                Ok(Through::Later) => return,
+                Ok(Through::Client) => self.staged.push_back(index),
+                Ok(Through::Bounce(bounce)) => {
+                    slot.bounce = Some(bounce);
+                    self.staged.push_back(index);
+                }
+                Err(error) => done.push(self.slots.remove(index as usize).into_done(Err(error))),
+            }
+            self.unbounced.pop_front();
+        }
     }
 
     /// Fails for what is cut off from the file.
@@ -214,7 +245,12 @@ impl UringQueue {
                 let len = *self.len.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
                 cut.check_write(offset + total_len(bufs) as u64, len)
             }
-            Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => Ok(()),
+            Io::WriteZeroes { offset, len, .. } => {
+                let now = *self.len.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
+                cut.check_write(offset + len, now)
+            }
+            Io::Discard { offset, len, .. } => cut.check(offset + len),
+            Io::Flush { .. } => Ok(()),
         }
     }
 
@@ -287,22 +323,28 @@ impl Slot {
 
     /// Carries the operation out on this thread, from its beginning.
     fn without_ring(self, files: &Files, flusher: &Flusher, bounces: &mut Bounces) -> Done {
-        if let Some(bounce) = self.bounce {
-            bounces.give_back(bounce);
-        }
+        // If it needs one, this makes room for it.
+        drop(self.bounce);
         ops::perform(files, flusher, bounces, self.io)
     }
 
-    fn into_done(self, result: Result<(), Errno>, bounces: &mut Bounces) -> Done {
+    fn into_done(self, result: Result<(), Errno>) -> Done {
         let is_read = matches!(self.io, Io::Read { .. });
         let (token, mut bufs) = self.io.into_parts();
-        if let Some(bounce) = self.bounce {
-            if is_read && result.is_ok() {
-                bounce.hand_to(&mut bufs);
-            }
-            bounces.give_back(bounce);
+        if let Some(bounce) = self.bounce.filter(|_| is_read && result.is_ok()) {
+            bounce.hand_to(&mut bufs);
         }
         Done { token, result, bufs }
+    }
+}
+
+/// The memory that an operation uses.
+fn through(bounces: &mut Bounces, files: &Files, io: &Io) -> Result<Through, Errno> {
+    let direct = files.direct.as_ref();
+    match io {
+        Io::Read { offset, bufs, .. } => bounces.for_read(direct, *offset, bufs),
+        Io::Write { offset, bufs, .. } => bounces.for_write(direct, *offset, bufs),
+        Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => Ok(Through::Client),
     }
 }
 
@@ -477,22 +519,24 @@ impl Queue for UringQueue {
         if self.offered.is_some() {
             self.register_for(&io);
         }
-        let direct = self.files.direct.as_ref();
-        let bounce = match &io {
-            Io::Read { offset, bufs, .. } => self.bounces.for_read(direct, *offset, bufs),
-            Io::Write { offset, bufs, .. } => self.bounces.for_write(direct, *offset, bufs),
-            Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => Ok(None),
-        };
-        let bounce = match bounce {
-            Ok(bounce) => bounce,
-            Err(error) => {
-                let (token, bufs) = io.into_parts();
-                return self.answered.push(Done { token, result: Err(error), bufs });
-            }
-        };
         assert!(self.slots.len() < self.depth, "submit without room");
-        let index = self.slots.insert(Slot { io, bounce, done: 0, put_off: 0 });
-        self.staged.push_back(index as u32);
+        let takes = |offset: &u64, bufs: &[Buf]| {
+            self.files.direct.as_ref().is_none_or(|direct| direct.takes(*offset, bufs))
+        };
+        let is_plain = match &io {
+            Io::Read { offset, bufs, .. } | Io::Write { offset, bufs, .. } => takes(offset, bufs),
+            Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => true,
+        };
+        let index = self.slots.insert(Slot { io, bounce: None, done: 0, put_off: 0 }) as u32;
+        if is_plain {
+            return self.staged.push_back(index);
+        }
+        self.unbounced.push_back(index);
+        if self.unbounced.len() == 1 {
+            let mut answered = std::mem::take(&mut self.answered);
+            self.stage_unbounced(&mut answered);
+            self.answered = answered;
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
@@ -552,7 +596,90 @@ impl Drop for UringQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{FileBackend, OpenOptions};
     use super::*;
+
+    const DEPTH: u32 = 32;
+
+    /// A queue of an image of `len` bytes, whose byte at offset N is N / 4096; `None` where there is
+    /// no ring, or no direct I/O if that is asked for.
+    fn queue(len: usize, direct: bool) -> Option<(UringQueue, tempfile::TempDir)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let content: Vec<u8> = (0..len).map(|at| (at / 4096) as u8).collect();
+        std::fs::write(&path, content).unwrap();
+        let options = OpenOptions { direct, ..OpenOptions::default() };
+        let files = FileBackend::open(&path, options).unwrap().files.clone();
+        if available().is_err() || direct && files.direct.is_none() {
+            println!("not checked: no ring, or no direct I/O in {}", dir.path().display());
+            return None;
+        }
+        let flusher = Flusher::new(&files).unwrap();
+        Some((UringQueue::new(files, flusher, DEPTH).unwrap(), dir))
+    }
+
+    fn drain(queue: &mut UringQueue, count: usize) -> Vec<Done> {
+        let mut done = Vec::new();
+        while done.len() < count {
+            queue.wait(&mut done).unwrap();
+        }
+        done
+    }
+
+    /// Regression: guests choose the addresses of their data, and each transfer to an odd one mapped memory
+    /// of its own: 1 GiB for a ring of 1024.
+    #[test]
+    fn transfers_to_unaligned_memory_wait_for_each_other_instead_of_taking_more_and_more() {
+        const LEN: usize = 1 << 20;
+        let Some((mut queue, _dir)) = queue(2 * LEN, true) else { return };
+        let pool = Pool::new(64 << 20).unwrap();
+        for (round, short) in [(1, LEN), (2, 4096), (3, LEN)] {
+            for token in 0..u64::from(DEPTH) {
+                let len = if token % 3 == 0 { short } else { LEN };
+                let mut buf = pool.alloc(len + 1).unwrap();
+                buf.advance(1);
+                queue.submit(Io::Read { token, offset: token * 4096, bufs: vec![buf] });
+            }
+            let bounced: usize = queue
+                .slots
+                .iter()
+                .filter_map(|(_, slot)| slot.bounce.as_ref().map(|bounce| bounce.len))
+                .sum();
+            assert!((1..=2 * LEN).contains(&bounced), "round {round}: {bounced} bytes at once");
+            for done in drain(&mut queue, DEPTH as usize) {
+                assert_eq!(done.result, Ok(()), "round {round}");
+                let first = done.token as usize;
+                let is_right = |(at, &byte): (usize, &u8)| byte == (first + at / 4096) as u8;
+                assert!(done.bufs[0].iter().enumerate().all(is_right), "round {round}: {first}");
+            }
+        }
+        // And one that nobody waits for any more.
+        for token in 0..4 {
+            let mut buf = pool.alloc(LEN + 1).unwrap();
+            buf.advance(1);
+            queue.submit(Io::Read { token, offset: 0, bufs: vec![buf] });
+        }
+    }
+
+    /// Regression: every slot kept the longest list that it ever had, 16 KiB, for as long as the queue lived.
+    #[test]
+    fn the_lists_of_operations_in_many_pieces_are_given_back() {
+        let Some((mut queue, _dir)) = queue(1 << 20, false) else { return };
+        let pool = Pool::new(256 * 4096).unwrap();
+        for _ in 0..2 {
+            for token in 0..u64::from(DEPTH) {
+                let bufs = (0..256).map(|_| pool.alloc(512).unwrap()).collect();
+                queue.submit(Io::Read { token, offset: 0, bufs });
+                assert_eq!(drain(&mut queue, 1)[0].result, Ok(()));
+            }
+            for token in 0..u64::from(DEPTH) {
+                queue.submit(Io::Flush { token });
+            }
+            drain(&mut queue, DEPTH as usize);
+        }
+        let kept = queue.vectors.iter().map(|list| list.0.capacity()).max();
+        assert_eq!(kept, Some(VECTORS));
+    }
 
     #[test]
     fn an_operation_that_is_put_off_for_ever_or_cancelled_by_the_kernel_needs_no_ring() {

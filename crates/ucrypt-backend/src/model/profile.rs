@@ -144,6 +144,7 @@ impl Profile {
             block: self.block,
             write_unit: self.block,
             transfer_max: TRANSFER_BYTES_MAX,
+            memory_align: 1,
             read_only: false,
             discard: self.discard,
             rotational: matches!(self.media, Media::Disk(_)) || self.zones.is_some(),

@@ -117,8 +117,8 @@ impl Queue {
     }
 
     /// Plans a read of whole units: straight into the client's pieces if the range and each piece are
-    /// whole units; otherwise into a buffer of the queue, which is trimmed to the requested
-    /// bytes at the end.
+    /// whole units, and lie where the backend needs no memory of its own for them; otherwise into a
+    /// buffer of the queue, which is trimmed to the requested bytes at the end.
     fn plan_read<'a>(
         &mut self,
         tag: u64,
@@ -135,8 +135,12 @@ impl Queue {
         let is_direct = match &to {
             ReadTo::Allocate(_) => false,
             ReadTo::Scattered(pieces) => {
-                let is_whole = |piece: &Buf| (piece.len() as u64).is_multiple_of(unit);
-                range == whole && pieces.iter().all(is_whole)
+                let align = self.volume.backend.limits().memory_align as usize;
+                let fits = |piece: &Buf| {
+                    (piece.len() as u64).is_multiple_of(unit)
+                        && piece.as_ptr().addr().is_multiple_of(align)
+                };
+                range == whole && pieces.iter().all(fits)
             }
         };
         let mut buf = None;
