@@ -237,3 +237,22 @@ fn discards_reach_the_backend_only_when_allowed_and_only_whole_sectors() {
     backend.read_exact_at(4096, &mut stored).unwrap();
     assert_eq!(stored, [0; 4096]);
 }
+
+/// Regression: the error was taken for that of the write alone, and the next flush succeeded.
+#[test]
+fn after_a_durable_write_that_failed_twice_no_flush_succeeds_unless_it_was_refused() {
+    for (error, is_lost) in [(Errno::IO, true), (Errno::NOSPC, false), (Errno::DQUOT, false)] {
+        let faults = Faults::new(1);
+        let backend = FaultBackend::new(Arc::new(memory(MIB).unwrap()), faults.clone());
+        let volume = volume(Arc::new(backend.without_map()), 0, MIB, 512);
+        let mut queue = volume.queue(QueueConfig::new(1 << 20, 4)).unwrap();
+        write(&mut queue, 0, &[1; 4096]);
+        faults.add(Rule::new(Fate::Fail(error)).on(Access::Write));
+        assert_eq!(run(&mut queue, Io::write_borrowed(8192, &[1; 512], false)).result, Err(error));
+        assert_eq!(volume.flush_error(), None, "{error}: nothing was to be durable");
+        assert_eq!(run(&mut queue, Io::write_borrowed(8192, &[1; 512], true)).result, Err(error));
+        faults.clear();
+        let expected = if is_lost { Err(error) } else { Ok(()) };
+        assert_eq!(run(&mut queue, Io::Flush).result, expected, "{error}");
+    }
+}

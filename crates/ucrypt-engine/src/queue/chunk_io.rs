@@ -12,7 +12,8 @@ use super::time::timed_for;
 use crate::segments::CipherOp;
 use crate::workers;
 
-/// The borrowed plaintext of the request that is being submitted.
+/// The borrowed plaintext of the request that is being submitted. It goes with the request: who asks the
+/// machine next gets the same id.
 pub(super) type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 
 /// A chunk was encrypted directly to where the backend keeps it.
@@ -335,16 +336,18 @@ impl Queue {
             // A flush of another queue may have failed while this one was under way.
             (MachineOp::Flush, Ok(())) => self.volume.flush_error().map_or(Ok(()), Err),
             (MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true }, result) => {
-                match (result, self.machine.retried_after(chunk)) {
+                let zoned = self.volume.backend.zones().is_some();
+                let lost = match (result, self.machine.retried_after(chunk)) {
                     // The retry without FUA succeeded: the data was written, but not made durable.
-                    (Ok(()), Some(error)) => self.volume.fail_flushes(error),
+                    (Ok(()), first) => first,
+                    // Both failed. The first may have been the flush of the device's cache, with the data of
+                    // others; a block device reports that to nobody else.
+                    (Err(_), Some(first)) => Some(first).filter(|&first| !is_refusal(first)),
                     // To a zone there is no retry that could tell.
-                    (Err(error), _)
-                        if self.volume.backend.zones().is_some() && !is_refusal(error) =>
-                    {
-                        self.volume.fail_flushes(error);
-                    }
-                    _ => {}
+                    (Err(error), None) => Some(error).filter(|&it| zoned && !is_refusal(it)),
+                };
+                if let Some(error) = lost {
+                    self.volume.fail_flushes(error);
                 }
                 result
             }
@@ -358,8 +361,8 @@ impl Queue {
     }
 }
 
-/// Whether a zoned device gives this error before it writes anything, so that no data can be lost:
-/// the block layer's errors for too many open or active zones, a full or write-protected device, and
+/// Whether this error is given before anything is written, so that no data can be lost: the block layer's
+/// errors for too many open or active zones, a full or write-protected device or file system, and
 /// operations that the device does not know or has no memory for.
 fn is_refusal(error: Errno) -> bool {
     matches!(
@@ -367,6 +370,8 @@ fn is_refusal(error: Errno) -> bool {
         Errno::TOOMANYREFS
             | Errno::OVERFLOW
             | Errno::NOSPC
+            | Errno::DQUOT
+            | Errno::FBIG
             | Errno::ROFS
             | Errno::PERM
             | Errno::INVAL
