@@ -53,7 +53,8 @@ pub struct Executor {
     pub clock: Arc<dyn Clock>,
     /// Workers to offload to; `None`: each queue transforms its own chunks.
     pub workers: Option<Arc<dyn WorkerPool>>,
-    /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
+    /// Cores that workers and queues share; `None`: workers are used whatever that costs others. Queues
+    /// that decide whether to spin count the machine's then.
     pub cores: Option<u32>,
     /// Figures measured with this clock and these workers.
     pub calibration: Calibration,

@@ -167,8 +167,10 @@ pub struct Volume {
     pub(crate) policies: Policies,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) workers: Option<Arc<dyn WorkerPool>>,
-    /// Cores that workers and queues share; `None`: workers are used whatever that costs others.
+    /// Cores that queues share with workers, or that they spin on; `None`: nobody asks.
     cores: Option<Cores>,
+    /// Workers are used whatever that costs others.
+    takes_any_core: bool,
     pub(crate) calibration: Calibration,
     pub(crate) shared_memory: Option<Pool>,
     /// Number of queues with requests in flight.
@@ -253,7 +255,8 @@ impl Volume {
         }
         let mapping = backend.map();
         let segments = Arc::new(Segments::new(segments, options.cipher_model, mapping, clock));
-        let Executor { clock, workers, cores, calibration } = executor(&segments);
+        let Executor { clock, workers, cores: shared, calibration } = executor(&segments);
+        let counts_cores = options.poll == Poll::Auto || workers.is_some() && shared.is_some();
         let info = VolumeInfo {
             len,
             sector_size,
@@ -276,7 +279,8 @@ impl Volume {
             policies: options.policies,
             clock,
             workers,
-            cores: cores.map(Cores::new),
+            cores: counts_cores.then(|| Cores::new(shared.unwrap_or_else(|| cores() as u32))),
+            takes_any_core: shared.is_none(),
             poll: options.poll,
             polling: Mutex::new(Polling::new(options.poll)),
             info,
@@ -421,14 +425,22 @@ impl Volume {
         let _ = self.flush_error.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// See [`Cores::spare`].
+    /// Cores that workers may use; see [`Cores::spare`].
     pub(crate) fn spare_cores(&self, busy_client: bool) -> u32 {
-        self.cores.as_ref().map_or(u32::MAX, |cores| cores.spare(busy_client))
+        match &self.cores {
+            Some(cores) if !self.takes_any_core => cores.spare(busy_client),
+            _ => u32::MAX,
+        }
+    }
+
+    /// Whether a queue may spin on its core without taking it from another one.
+    pub(crate) fn has_spare_core(&self) -> bool {
+        self.cores.as_ref().is_none_or(|cores| cores.spare(false) > 0)
     }
 
     /// Counts a queue that wakes up or goes to sleep.
     pub(crate) fn count_awake(&self, was: bool, is: bool) {
-        if let Some(cores) = self.cores.as_ref().filter(|_| self.workers.is_some()) {
+        if let Some(cores) = &self.cores {
             match (was, is) {
                 (false, true) => cores.awake(),
                 (true, false) => cores.asleep(),

@@ -5,8 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{drain, run};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
-use ucrypt_engine::{Io, Poll, Polled, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{
+    Fixed, Io, Policies, PolicyKind, Poll, Polled, Queue, QueueConfig, Segment, Volume,
+    VolumeOptions,
+};
 use ucrypt_testkit::engine::aes;
 use ucrypt_testkit::{FaultBackend, Faults};
 
@@ -76,6 +80,33 @@ fn automatic_polling_tries_both_ways_and_measures_them() {
     }
     let polled = volume.polled();
     assert!(polled.asleep_ns.is_some() && polled.spinning_ns.is_some(), "{polled:?}");
+}
+
+/// Regression: only the adaptive policy, with its own number of workers, asked for a free core.
+#[test]
+fn automatic_polling_leaves_the_only_core_to_others_under_any_policy() {
+    let allowed = sched_getaffinity(None).expect("the system tells");
+    let only = (0..CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)).expect("a core");
+    let mut one = CpuSet::new();
+    one.set(only);
+    // Of this thread, which drives the queues.
+    sched_setaffinity(None, &one).expect("fewer are always allowed");
+    let adaptive = Policies::from(PolicyKind::default());
+    let inline = Policies::from(PolicyKind::Fixed(Fixed::Inline));
+    for (policies, workers) in [(adaptive, None), (adaptive, Some(2)), (inline, None)] {
+        let (backend, _dir) = slow_file();
+        let segment = Segment { len: LEN, backend_offset: 0, cipher: Some(aes(4096)) };
+        let options =
+            VolumeOptions { poll: Poll::Auto, policies, workers, ..VolumeOptions::default() };
+        let volume = Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"));
+        let mut queue = queue(&volume);
+        for _ in 0..16 {
+            one_at_a_time(&mut queue);
+        }
+        let Polled { caught, missed, spinning_ns, .. } = volume.polled();
+        assert_eq!((caught, missed), (0, 0), "{policies:?}, {workers:?} workers");
+        assert!(spinning_ns.is_some(), "it was tried");
+    }
 }
 
 #[test]

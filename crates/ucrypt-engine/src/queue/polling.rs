@@ -216,7 +216,7 @@ impl Queue {
         if self.in_flight() == 0 || self.alone().is_none() || !self.awaits_backend_only() {
             return Ok(false);
         }
-        let budget_ns = self.volume.polling().budget_ns(self.volume.spare_cores(false) > 0);
+        let budget_ns = self.volume.polling().budget_ns(self.volume.has_spare_core());
         if budget_ns == 0 {
             return Ok(false);
         }
