@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 use std::thread::{JoinHandle, Thread};
 
 use crossbeam_queue::ArrayQueue;
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::ChunkId;
 
@@ -142,7 +142,7 @@ impl std::fmt::Debug for DoneJob {
 }
 
 struct Shared {
-    /// A lane for each worker's core, unless workers move between cores.
+    /// A lane for each worker, unless workers move between cores.
     jobs: JobRings<Job>,
     /// Per worker: the core on which it parked, or is about to; [`AWAKE`].
     asleep: Box<[AtomicUsize]>,
@@ -150,9 +150,45 @@ struct Shared {
     closed: AtomicBool,
 }
 
+/// The cores of pinned workers: those that the process may use, which need not be the first of the machine.
+struct Places {
+    cores: Vec<usize>,
+    /// Worker by core.
+    workers: Vec<usize>,
+}
+
+impl Places {
+    /// Places for `count` workers on these cores, at least one.
+    fn new(cores: Vec<usize>, count: usize) -> Self {
+        let last = cores.iter().max().map_or(0, |&core| core);
+        let mut workers: Vec<usize> = (0..=last).map(|core| core % count).collect();
+        for (place, &core) in cores.iter().enumerate() {
+            workers[core] = place % count;
+        }
+        Self { cores, workers }
+    }
+
+    /// The cores that the calling thread may use, in ascending order.
+    fn allowed() -> Vec<usize> {
+        let allowed = sched_getaffinity(None).unwrap_or_default();
+        (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
+    }
+
+    /// Where a worker runs; `None` if the system does not tell the cores.
+    fn core(&self, worker: usize) -> Option<usize> {
+        self.cores.get(worker % self.cores.len().max(1)).copied()
+    }
+
+    /// The worker of a core. Of one that the process may not use, any.
+    fn worker(&self, core: usize, count: usize) -> usize {
+        self.workers.get(core).copied().unwrap_or(core % count)
+    }
+}
+
 /// The worker pool. See the module's contract.
 pub(crate) struct Workers {
     shared: Arc<Shared>,
+    places: Places,
     threads: Box<[Thread]>,
     handles: Vec<JoinHandle<()>>,
 }
@@ -168,12 +204,13 @@ impl Workers {
             idle: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         });
-        let mut workers = Self { shared, threads: Box::default(), handles: Vec::new() };
+        let places = Places::new(if pinned { Places::allowed() } else { Vec::new() }, count);
+        let mut workers = Self { shared, places, threads: Box::default(), handles: Vec::new() };
         for index in 0..count {
-            let shared = workers.shared.clone();
+            let (shared, core) = (workers.shared.clone(), workers.places.core(index));
             let run = move || {
-                if pinned {
-                    pin(index);
+                if let Some(core) = core {
+                    pin(core);
                 }
                 shared.serve(index);
             };
@@ -211,7 +248,7 @@ impl WorkerPool for Workers {
         if self.shared.jobs.lanes() == 0 {
             return self.offload(job, true);
         }
-        let index = sched_getcpu() % self.threads.len();
+        let index = self.places.worker(sched_getcpu(), self.threads.len());
         self.shared.jobs.push_to(index, job)?;
         fence(Ordering::SeqCst);
         if self.shared.rouse(index) {
@@ -303,7 +340,7 @@ impl Shared {
 /// Pins the calling thread to one core, where that is allowed.
 fn pin(core: usize) {
     let mut cores = CpuSet::new();
-    cores.set(core % CpuSet::MAX_CPU);
+    cores.set(core);
     let _ = sched_setaffinity(None, &cores);
 }
 
@@ -320,6 +357,24 @@ mod tests {
     fn job(number: u64, inbox: &Arc<Inbox>, segments: &Arc<Segments>) -> Job {
         let chunk = ChunkId::from_token(number).unwrap();
         Job { chunk, ..empty(inbox, segments).unwrap() }
+    }
+
+    /// Regression: in a container that may use cores 2 and 3, the workers were for cores 0 and 1, and ran anywhere.
+    #[test]
+    fn each_worker_has_a_core_that_is_allowed_and_each_core_its_worker() {
+        for (cores, count) in [(vec![2, 3], 2), (vec![0, 1, 2, 3], 4), (vec![1, 5, 6], 3)] {
+            let places = Places::new(cores.clone(), count);
+            for (worker, &core) in cores.iter().enumerate() {
+                let seen = (places.core(worker), places.worker(core, count));
+                assert_eq!(seen, (Some(core), worker), "{cores:?}");
+            }
+        }
+        // More workers than cores, and fewer; and a core that was allowed only later.
+        let places = Places::new(vec![2, 3], 3);
+        assert_eq!([0, 1, 2].map(|worker| places.core(worker)), [Some(2), Some(3), Some(2)]);
+        let places = Places::new(vec![2, 3, 4], 2);
+        assert_eq!([2, 3, 4, 0, 9].map(|core| places.worker(core, 2)), [0, 1, 0, 0, 1]);
+        assert_eq!(Places::new(Vec::new(), 2).core(1), None);
     }
 
     #[test]
