@@ -259,17 +259,27 @@ impl Queue {
     /// Accepts a request, or refuses it and does not touch its memory. The answer carries `tag`.
     pub fn submit<'a>(&mut self, tag: u64, io: Io<'a>) -> Result<(), Rejected<'a>> {
         let pieces = io.pieces();
+        self.counting.offered = io.kind();
         if self.requests.is_full() || !self.has_room_for(pieces) {
             return Err(Rejected::Busy(io));
         }
         let is_first = self.in_flight() == 0;
-        let (index, borrowed) = self.plan(tag, io)?;
+        let (index, borrowed) = match self.plan(tag, io) {
+            Ok(planned) => planned,
+            Err(refused) => {
+                if matches!(refused, Rejected::NoMemory) {
+                    self.given_up();
+                }
+                return Err(refused);
+            }
+        };
         self.requests[index].piece_count = pieces;
         self.pieces += pieces;
         let (is_alone, was_alone) = (is_first && self.set_busy(true), self.alone().is_some());
         let alone = &mut self.presence.alone;
         *alone = if is_alone { alone.saturating_add(1) } else { 0 };
         self.note_arrival(was_alone);
+        self.counting.begun();
         self.start(index, borrowed);
         Ok(())
     }
@@ -279,6 +289,12 @@ impl Queue {
     fn has_room_for(&self, pieces: usize) -> bool {
         let most = PIECES_MIN.max(PIECES * self.requests.capacity() as usize);
         self.pieces == 0 || self.pieces + pieces <= most
+    }
+
+    /// The last request that was submitted was refused and fails with [`Errno::NOMEM`], because nothing is
+    /// in flight that will make room: counts it as failed.
+    pub fn given_up(&mut self) {
+        self.counting.failed(self.counting.offered, Errno::NOMEM, &self.volume);
     }
 
     /// Cancels the requests whose tag `which` picks. Each of them still ends once: with

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use common::{backends, run, volume, volume_under};
 use ucrypt_backend::memory;
-use ucrypt_engine::meters::{Latencies, Meters};
+use ucrypt_engine::meters::{Failed, Latencies, Meters};
 use ucrypt_engine::{
-    Calibration, Clock, Errno, Executor, Fixed, Io, Job, PolicyKind, QueueConfig, Segment, Volume,
-    VolumeOptions, WorkerPool,
+    Calibration, Clock, Decisions, Errno, Executor, Fixed, Io, Job, PolicyKind, Queue, QueueConfig,
+    Rejected, Segment, Volume, VolumeOptions, WorkerPool,
 };
 use ucrypt_testkit::engine::aes;
 
@@ -172,4 +172,36 @@ fn requests_under_way_are_seen_and_failed_ones_are_told_by_kind_and_error() {
     assert_eq!((meters.in_flight, meters.errors[0].io), (0, 3));
     assert_eq!(meters.errors[1..].iter().map(|kind| kind.io + kind.other).sum::<u64>(), 0);
     assert_eq!(timed(&meters.reads), 0, "a failed request has no latency");
+}
+
+/// Regression: what a queue did in its last rounds was told with its next requests, if any came.
+#[test]
+fn a_queue_that_sleeps_has_told_what_it_decided() {
+    let volume = volume(Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+    let mut queue = volume.queue(QueueConfig::new(1 << 20, 8)).unwrap();
+    let mut chunks = 0;
+    for sleeps in [Queue::rest, |queue: &mut Queue| assert!(queue.may_sleep())] {
+        for _ in 0..3 {
+            run(&mut queue, Io::read(0, 512)).result.unwrap();
+            chunks += 1;
+        }
+        sleeps(&mut queue);
+        let [Decisions { stats, .. }] = volume.decisions()[..] else { panic!("one queue") };
+        assert_eq!(stats.inline + stats.offloaded, chunks);
+    }
+}
+
+#[test]
+fn a_request_that_is_given_up_for_lack_of_memory_has_failed() {
+    let volume = volume(Arc::new(memory(LEN).unwrap()), 0, LEN, 512);
+    let mut queue = volume.queue(QueueConfig::new(1 << 20, 1)).unwrap();
+    queue.submit(1, Io::read(0, 512)).unwrap();
+    assert!(matches!(
+        queue.submit(2, Io::write_borrowed(0, &[1; 512], false)),
+        Err(Rejected::Busy(_))
+    ));
+    queue.given_up();
+    let (meters, totals) = (volume.meters(), volume.totals());
+    assert_eq!(meters.errors[1], Failed { other: 1, ..Failed::default() });
+    assert_eq!((totals.errors, totals.last_error), (1, Some(Errno::NOMEM)));
 }

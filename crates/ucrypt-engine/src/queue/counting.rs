@@ -8,12 +8,12 @@ use super::Queue;
 use super::tables::ClientRequest;
 use super::time::Time;
 use crate::counters::{Counters, Decisions};
-use crate::meters::Sampler;
+use crate::meters::{Kind, Sampler};
 use crate::volume::Volume;
 
 /// Rounds of the loop between two publications of the queue's decisions.
 const PUBLISH_EVERY_ROUNDS: u32 = 64;
-/// The same when nothing is in flight: after that there may be no further round.
+/// The same when nothing is in flight.
 const PUBLISH_IDLE_ROUNDS: u32 = 8;
 
 pub(super) struct Counting {
@@ -22,16 +22,31 @@ pub(super) struct Counting {
     sampler: Sampler,
     /// Rounds since the decisions were last published.
     unpublished: u32,
+    /// A request has come since the decisions were last published before a sleep.
+    is_untold: bool,
+    /// The kind of the last request that was submitted, accepted or not.
+    pub(super) offered: Kind,
 }
 
 impl Counting {
     pub(super) fn new(counters: Arc<Counters>, synchronous: bool) -> Self {
-        Self { counters, sampler: Sampler::new(synchronous), unpublished: 0 }
+        Self {
+            counters,
+            sampler: Sampler::new(synchronous),
+            unpublished: 0,
+            is_untold: false,
+            offered: Kind::Flush,
+        }
     }
 
     /// Whether to time the next request.
     pub(super) fn times_next(&mut self) -> bool {
         self.sampler.picks()
+    }
+
+    /// Notes that the queue has decisions that it has not published.
+    pub(super) fn begun(&mut self) {
+        self.is_untold = true;
     }
 
     /// Counts a request that has ended.
@@ -42,17 +57,20 @@ impl Counting {
             // No failure: the client has cancelled the request, or refuses slow writes of zeroes.
             Some(Errno::CANCELED) => return,
             Some(Errno::OPNOTSUPP) if request.fast => return,
-            Some(error) => {
-                counters.count_error(error);
-                counters.cells.failed(kind, error);
-                return volume.tell();
-            }
+            Some(error) => return self.failed(kind, error, volume),
         }
         if let Some(arrived_ns) = request.arrived_ns {
             let latency_ns = time.exact_ns().saturating_sub(arrived_ns);
             counters.cells.took(kind, request.len, latency_ns);
         }
         counters.count(kind, request.len);
+    }
+
+    /// Counts a request that has failed.
+    pub(super) fn failed(&self, kind: Kind, error: Errno, volume: &Volume) {
+        self.counters.count_error(error);
+        self.counters.cells.failed(kind, error);
+        volume.tell();
     }
 }
 
@@ -63,15 +81,26 @@ impl Queue {
         let unpublished = &mut self.counting.unpublished;
         *unpublished += 1;
         if *unpublished >= PUBLISH_EVERY_ROUNDS || is_idle && *unpublished >= PUBLISH_IDLE_ROUNDS {
-            *unpublished = 0;
-            let policy = self.machine.policy();
-            self.counting.counters.publish(|| Decisions {
-                stats: self.machine.stats(),
-                explored: policy.explored(),
-                measured: policy.estimates().measured(),
-                wake_latency_applied_ns: policy.wake_latency_applied_ns(),
-                workers: self.round.environment.workers,
-            });
+            self.publish_now();
         }
+    }
+
+    /// Publishes the rest before the queue sleeps for longer than a request: perhaps for ever.
+    pub(super) fn publish_rest(&mut self) {
+        if self.in_flight() == 0 && std::mem::take(&mut self.counting.is_untold) {
+            self.publish_now();
+        }
+    }
+
+    fn publish_now(&mut self) {
+        self.counting.unpublished = 0;
+        let policy = self.machine.policy();
+        self.counting.counters.publish(|| Decisions {
+            stats: self.machine.stats(),
+            explored: policy.explored(),
+            measured: policy.estimates().measured(),
+            wake_latency_applied_ns: policy.wake_latency_applied_ns(),
+            workers: self.round.environment.workers,
+        });
     }
 }

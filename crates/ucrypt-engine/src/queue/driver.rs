@@ -74,7 +74,7 @@ impl Queue {
     pub(super) fn advance(&mut self, wait: bool) -> io::Result<()> {
         self.begin_round()?;
         loop {
-            self.carry_out_all(None);
+            self.carry_out_all(&mut None);
             if !self.take_results(wait)? {
                 return Ok(());
             }
@@ -100,7 +100,7 @@ impl Queue {
     /// As [`Queue::poll`].
     pub fn step(&mut self) -> io::Result<bool> {
         self.begin_round()?;
-        Ok(self.carry_out_next(None) || self.take_results(false)?)
+        Ok(self.carry_out_next(&mut None) || self.take_results(false)?)
     }
 
     /// Takes the results of workers and of the backend. Returns whether there were any.
@@ -109,6 +109,9 @@ impl Queue {
         // Chunks that workers have encrypted go to the backend before this thread waits, and the
         // queue's owner takes foreign completions.
         let wait = wait && !transformed && self.awaits_backend_only() && !self.has_foreign();
+        if wait {
+            self.publish_rest();
+        }
         let any = wait && self.spin()? || self.take_completions(wait)? || transformed;
         if any {
             self.round.environment = self.look_at_workers();
@@ -192,13 +195,13 @@ impl Queue {
     }
 
     /// Carries out the outputs of the machine.
-    pub(super) fn carry_out_all(&mut self, source: Borrowed<'_>) {
+    pub(super) fn carry_out_all(&mut self, source: &mut Borrowed<'_>) {
         while self.carry_out_next(source) {}
     }
 
     /// Carries out one output of the machine. Returns whether there was one.
     #[inline]
-    fn carry_out_next(&mut self, source: Borrowed<'_>) -> bool {
+    fn carry_out_next(&mut self, source: &mut Borrowed<'_>) -> bool {
         loop {
             if !self.round.planned {
                 self.round.planned = true;
@@ -217,11 +220,11 @@ impl Queue {
         }
     }
 
-    fn carry_out(&mut self, output: Output<Errno>, source: Borrowed<'_>) {
+    fn carry_out(&mut self, output: Output<Errno>, source: &mut Borrowed<'_>) {
         match output {
             Output::Transform { chunk, target } => {
                 self.look_around(chunk, target);
-                self.transform(chunk, target, source);
+                self.transform(chunk, target, *source);
             }
             Output::DecryptMapped { chunk, target } => {
                 self.look_around(chunk, target);
@@ -229,11 +232,14 @@ impl Queue {
             }
             Output::EncryptMapped { chunk } => {
                 self.look_around(chunk, Target::Inline);
-                self.encrypt_mapped(chunk, source);
+                self.encrypt_mapped(chunk, *source);
             }
             Output::SubmitIo { chunk, kind } => self.submit_io(chunk, kind),
             Output::Drop { chunk } => self.drop_chunk(chunk),
-            Output::Finish { request, result } => self.finish(request, result),
+            Output::Finish { request, result } => {
+                source.take_if(|(id, _)| *id == request);
+                self.finish(request, result);
+            }
         }
     }
 

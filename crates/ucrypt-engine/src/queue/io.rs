@@ -2,6 +2,7 @@
 
 use ucrypt_backend::{Buf, Errno};
 
+use crate::meters::Kind;
 use crate::zones::ZoneChange;
 
 /// A request of a client, with the memory for it. Offsets and lengths are bytes of the volume.
@@ -100,6 +101,16 @@ impl<'a> Io<'a> {
 }
 
 impl Io<'_> {
+    /// What it counts as.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Read { .. } => Kind::Read,
+            Self::Write { .. } | Self::WriteZeroes { .. } => Kind::Write,
+            Self::Flush => Kind::Flush,
+            Self::Discard { .. } | Self::Zones(_) => Kind::Discard,
+        }
+    }
+
     /// Pieces of the client's own memory.
     pub(super) fn pieces(&self) -> usize {
         match self {

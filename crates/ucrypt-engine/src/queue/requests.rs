@@ -122,9 +122,12 @@ impl Queue {
                 self.time.read();
                 self.round.environment = self.look_at_workers();
                 self.round.planned = false;
-                self.carry_out_all(Some((id, source)));
-                // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
-                self.machine_requests[id.index()].data.fill_rest(source);
+                let mut source = Some((id, source));
+                self.carry_out_all(&mut source);
+                if let Some((id, source)) = source {
+                    // Copy the plaintext that is not encrypted yet: the source goes back to its owner.
+                    self.machine_requests[id.index()].data.fill_rest(source);
+                }
             }
         } else if let Some(change) = self.requests[index].zones {
             self.change_zones(index, change);

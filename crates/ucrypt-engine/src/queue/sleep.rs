@@ -185,6 +185,7 @@ impl Queue {
 
     /// The thread that drives this queue is about to sleep elsewhere; nothing is in flight.
     pub fn rest(&mut self) {
+        self.publish_rest();
         self.set_awake(false);
     }
 
@@ -198,6 +199,7 @@ impl Queue {
         if self.spin().unwrap_or(true) {
             return false;
         }
+        self.publish_rest();
         self.wakers.arm();
         if self.offloads.count > 0 {
             self.offloads.inbox.going_to_sleep();

@@ -400,6 +400,7 @@ impl Submitter for Classic {
     }
 
     fn give_up(&mut self, (pending, _): Self::Request) {
+        self.queue.given_up();
         self.answer(pending.device, pending.unique, Err(Errno::NOMEM));
     }
 }

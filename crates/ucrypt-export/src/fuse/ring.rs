@@ -316,6 +316,7 @@ impl Submitter for Ring {
     }
 
     fn give_up(&mut self, (index, _): Self::Request) {
+        self.queue.given_up();
         self.answer(index, Err(Errno::NOMEM));
     }
 }

@@ -410,6 +410,7 @@ impl Submitter for Connection<'_> {
     }
 
     fn give_up(&mut self, (tag, _): Self::Request) {
+        self.queue.given_up();
         self.finish(tag, Err(Errno::NOMEM), None);
     }
 }

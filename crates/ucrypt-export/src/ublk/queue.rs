@@ -283,6 +283,7 @@ impl Submitter for Server {
     }
 
     fn give_up(&mut self, tag: u16) {
+        self.engine.given_up();
         let next = self.next_append(tag);
         self.commit(tag, Err(Errno::NOMEM));
         // The loop of `run` submits it before it waits.

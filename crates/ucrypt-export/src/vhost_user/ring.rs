@@ -477,6 +477,7 @@ impl Submitter for Ring {
     }
 
     fn give_up(&mut self, (head, request): Self::Request) {
+        self.queue.given_up();
         self.pieces.clear();
         let Request { status_at, written, .. } = request;
         self.answer(head, Pending { status_at, written }, Status::IoErr);

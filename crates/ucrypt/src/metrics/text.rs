@@ -80,8 +80,8 @@ fn latencies(page: &mut Page<'_>, meters: &Meters) {
     page.family(
         "request_seconds",
         "histogram",
-        "Time from the arrival of a request to its answer, of a sample of the requests: one in 4, or \
-         in 32 if the image is in memory.",
+        "Time from when its queue takes a request to its answer, of a sample of the requests: one in 4, \
+         or in 32 if the image is in memory.",
     );
     let mut write = |direction: &str, size: &str, latencies: &Latencies| {
         let labels = [("direction", direction), ("size", size)];
