@@ -158,18 +158,23 @@ impl Estimates {
         }
     }
 
-    /// Adds a calibration made before the first request: the cipher takes `ns` for `bytes`.
+    /// Adds a calibration made before the first request: the cipher takes `ns` to encrypt `bytes`.
     pub fn calibrated(&mut self, bytes: u64, ns: u64) {
-        for write in [false, true] {
-            self.cipher(write, false, bytes, ns);
-        }
+        self.cipher(true, false, bytes, ns);
     }
 
     /// Adds a sample: the cipher took `ns` for `bytes`.
     pub fn cipher(&mut self, write: bool, by_worker: bool, bytes: u64, ns: u64) {
-        if bytes > 0 {
-            self.ciphers[usize::from(write)].add(by_worker, ns as f64 / bytes as f64);
+        if bytes == 0 {
+            return;
         }
+        let other = self.ciphers[usize::from(!write)].here;
+        let cipher = &mut self.ciphers[usize::from(write)];
+        if cipher.here.samples == 0 {
+            // Both directions start from what was measured first.
+            cipher.here.value = other.value;
+        }
+        cipher.add(by_worker, ns as f64 / bytes as f64);
     }
 
     /// Adds a sample: from waking a worker to having its chunk back took `ns`, without the cipher
@@ -218,9 +223,11 @@ impl Estimates {
         self.ciphers[usize::from(write)].worker.or(self.cipher_ns_per_byte(write))
     }
 
-    /// Nanoseconds of cipher per byte on this thread.
+    /// Nanoseconds of cipher per byte on this thread. A direction that is not measured yet is taken for as
+    /// fast as the other.
     pub fn cipher_ns_per_byte(&self, write: bool) -> f64 {
-        self.ciphers[usize::from(write)].here.or(CIPHER_NS_PER_BYTE)
+        let [this, other] = [write, !write].map(|write| self.ciphers[usize::from(write)].here);
+        this.or(other.or(CIPHER_NS_PER_BYTE))
     }
 
     /// Nanoseconds from waking a worker that has slept for `slept_ns` to having its answer, without
@@ -294,6 +301,24 @@ mod tests {
         assert!((estimates.wake_latency_ns(0) - 6_000.0).abs() < 1.0);
         estimates.wakes_later(0, 9_000);
         assert!(estimates.wake_latency_ns(0) > 6_100.0);
+    }
+
+    /// Regression: the calibration, which encrypts, was a sample of decryption, too.
+    #[test]
+    fn a_direction_that_is_not_measured_is_as_fast_as_the_other_and_says_so() {
+        let mut estimates = Estimates::default();
+        estimates.calibrated(1000, 100);
+        assert_eq!(estimates.measured().decrypt_ns_per_byte.get(), None);
+        for ns_per_byte in
+            [estimates.cipher_ns_per_byte(false), estimates.worker_ns_per_byte(false)]
+        {
+            assert!((ns_per_byte - 0.1).abs() < 1e-9, "{ns_per_byte}");
+        }
+        // The first sample may be odd.
+        estimates.cipher(false, false, 1000, 100_000);
+        assert_eq!(estimates.measured().decrypt_ns_per_byte.samples(), 1);
+        assert!(estimates.cipher_ns_per_byte(false) < 0.4);
+        assert!((estimates.cipher_ns_per_byte(true) - 0.1).abs() < 1e-9);
     }
 
     #[test]

@@ -307,10 +307,11 @@ const NOT_MEASURED: &str = "not measured yet";
 /// Why chunks ran inline or on workers.
 struct Why<'a> {
     policy: &'a str,
-    /// All chunks, those offloaded to workers, and those that the explorer kept inline.
+    /// All chunks, and those offloaded to workers.
     chunks: u64,
     offloaded: u64,
-    explored_inline: u64,
+    /// Of the chunks of the queues that are there: the share that the explorer kept inline.
+    explored_inline: f64,
     /// Workers that a queue might use.
     workers: f64,
     /// As the queues' last decisions applied it.
@@ -329,27 +330,28 @@ impl<'a> Why<'a> {
     /// In a sentence, why the chunks of a volume ran where they did.
     fn of(status: &'a Value) -> String {
         let queues = Queues::of(status);
+        // All that stands here also counts what queues did that have ended, and what they have not told yet.
         let counted = |key: &str| status["counters"][key].as_u64().unwrap_or(0) as f64;
-        let cipher_ns = |key: &str, bytes: &str| queues.mean(key).unwrap_or(0.0) * counted(bytes);
-        // Of a mean chunk.
-        let cipher_ns = (cipher_ns("decrypt_ns_per_byte", "read_bytes")
-            + cipher_ns("encrypt_ns_per_byte", "written_bytes"))
-            / queues.chunks().max(1) as f64;
-        // These also count what queues did that have ended, and what they have not told yet.
         let activity = &status["activity"];
         let by = |key: &str| activity[key].as_u64().unwrap_or_else(|| queues.sum(key));
         let (inline, offloaded) = (by("chunks_inline"), by("chunks_offloaded"));
+        let (read_bytes, written_bytes) = (counted("read_bytes"), counted("written_bytes"));
+        // What is not measured yet is taken for as fast as the other, as in decisions.
+        let of = |key| queues.mean(key);
+        let (decrypt, encrypt) = (of("decrypt_ns_per_byte"), of("encrypt_ns_per_byte"));
+        let cipher_ns = decrypt.or(encrypt).unwrap_or(0.0) * read_bytes
+            + encrypt.or(decrypt).unwrap_or(0.0) * written_bytes;
         let why = Self {
             policy: status["volume"]["dispatch"].as_str().unwrap_or("unknown"),
             chunks: inline + offloaded,
             offloaded,
-            explored_inline: queues.sum("chunks_all_inline"),
+            explored_inline: queues.sum("chunks_all_inline") as f64 / queues.chunks().max(1) as f64,
             workers: queues.mean("workers").unwrap_or(0.0),
             wake_latency_ns: queues.mean("wake_latency_applied_ns"),
             enqueue_cost_ns: queues.mean("enqueue_cost_ns"),
-            read_bytes: counted("read_bytes"),
-            written_bytes: counted("written_bytes"),
-            cipher_ns,
+            read_bytes,
+            written_bytes,
+            cipher_ns: cipher_ns / (inline + offloaded).max(1) as f64,
             is_told: queues.chunks() > 0,
         };
         why.in_a_sentence()
@@ -384,7 +386,7 @@ impl<'a> Why<'a> {
                 ),
                 None => format!("a chunk takes {cipher_us:.1} µs of cipher"),
             }
-        } else if share(self.explored_inline) > 0.5 {
+        } else if self.explored_inline > 0.5 {
             "that was seen to be faster than what the estimates say".into()
         } else if self.workers < 0.5 {
             "no core is free for a worker".into()
@@ -572,6 +574,27 @@ mod tests {
         assert_eq!(said(unmeasured, "adaptive"), none);
         assert!(said(queue(1000, 1, 0), "unbound").ends_with("by workers: the policy is unbound."));
         assert!(said(queue(90, 1, 0), "adaptive").starts_with("9 % is decrypted by workers"));
+    }
+
+    /// Regression: the bytes of all queues were divided by the chunks of those that are still there, so a volume
+    /// whose clients come and go seemed to take longer and longer for a chunk.
+    #[test]
+    fn what_a_chunk_takes_does_not_depend_on_how_many_queues_have_ended() {
+        let said = |queue: Value| {
+            Why::of(&json!({
+                "activity": { "chunks_inline": 1_000_000, "chunks_offloaded": 0 },
+                "counters": { "read_bytes": 4_096_000_000_u64, "written_bytes": 0 },
+                "volume": { "dispatch": "adaptive" },
+                "queues": [queue],
+            }))
+        };
+        let mut queue = json!({
+            "chunks_inline": 10, "chunks_offloaded": 0, "chunks_all_inline": 0, "workers": 1,
+            "wake_latency_applied_ns": 6100.0, "encrypt_ns_per_byte": 0.075,
+        });
+        assert!(said(queue.clone()).ends_with(" takes 6.1 µs, a chunk 0.3 µs of cipher.\n"));
+        queue["chunks_all_inline"] = 9.into();
+        assert!(said(queue).contains("seen to be faster"));
     }
 
     #[test]
