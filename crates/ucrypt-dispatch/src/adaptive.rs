@@ -54,8 +54,12 @@ pub struct Configured {
     explorer: Explorer,
     explored: Explored,
     /// Whether there is a choice: a worker to offload to, or a device that works in parallel with
-    /// the cipher.
+    /// the cipher. Workers come and go with the clients' requests; once there was one, an arm is judged
+    /// by what it does with and without.
     explores: bool,
+    /// There was a worker in the last round, and in any round of the explorer's epoch.
+    has_workers: bool,
+    had_workers: bool,
     wake_latency_applied_ns: Cell<Option<f64>>,
 }
 
@@ -68,6 +72,8 @@ impl Configured {
             explorer: Explorer::new(),
             explored: Explored::default(),
             explores: false,
+            has_workers: false,
+            had_workers: false,
             wake_latency_applied_ns: Cell::new(None),
         }
     }
@@ -179,16 +185,20 @@ impl Policy for Configured {
         backend: &BackendTraits,
         environment: &Environment,
     ) {
-        let has_workers = environment.workers > 0;
-        let explores = self.policies.adapt() && (has_workers || !backend.synchronous);
-        if explores != self.explores {
-            self.explores = explores;
-            self.explorer.rest(now_ns, in_flight);
+        self.has_workers = environment.workers > 0;
+        self.had_workers |= self.has_workers;
+        if !self.explores {
+            self.explores = self.policies.adapt() && (self.has_workers || !backend.synchronous);
+            if !self.explores {
+                return;
+            }
+            self.explorer.begin(now_ns, in_flight);
         }
-        if explores {
-            let estimates = &self.estimates;
-            self.explorer.turn(|load| CostModel::may_gain(estimates, load, has_workers));
-        }
+        let Self { estimates, has_workers, had_workers, .. } = self;
+        self.explorer.turn(|load| {
+            let had_workers = std::mem::replace(had_workers, *has_workers);
+            CostModel::may_gain(estimates, load, had_workers)
+        });
     }
 
     fn on_split(&mut self, op: Op, shape: Shape, backend: &BackendTraits) {
@@ -203,18 +213,20 @@ impl Policy for Configured {
         }
     }
 
-    fn on_placed(&mut self, op: Op, offloaded: bool) {
+    fn on_placed(&mut self, op: Op, urgency: Urgency, offloaded: bool) {
         if self.policies.of(op) != PolicyKind::Adaptive {
             return;
         }
+        // The others are placed alike under every arm.
+        let is_placed_by_arm = urgency == Urgency::Normal && (self.has_workers || offloaded);
         match self.explorer.arm() {
-            Arm::Model => {}
             Arm::Coarse => self.explored.coarse += 1,
             Arm::Whole => self.explored.whole += 1,
-            Arm::AllInline => self.explored.all_inline += 1,
-            Arm::AllOffload => self.explored.all_offload += 1,
+            Arm::AllInline if is_placed_by_arm => self.explored.all_inline += 1,
+            Arm::AllOffload if is_placed_by_arm => self.explored.all_offload += 1,
+            Arm::Model | Arm::AllInline | Arm::AllOffload => {}
         }
-        if offloaded {
+        if offloaded && is_placed_by_arm {
             self.explorer.offloaded();
         }
     }

@@ -6,8 +6,8 @@
 //!   machine refuses the request instead: nothing is allocated after [`Machine::new`], nothing is
 //!   dropped.
 //! - Accepted requests wait until [`Machine::plan`]. Adjacent requests that wait together may
-//!   become one chunk. Call `plan` whenever requests were accepted, or a `Finish` or `Drop` was
-//!   taken.
+//!   become one chunk, if they are equally urgent. Call `plan` whenever requests were accepted, or a
+//!   `Finish` or `Drop` was taken.
 //! - The caller answers every `Transform` and `DecryptMapped` with [`Machine::cipher_done`] and
 //!   every `SubmitIo` with [`Machine::io_done`], once, in any order. A read's chunk is submitted,
 //!   then transformed; a write's is transformed, then submitted.
@@ -417,11 +417,16 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     /// The target of a chunk with `ahead_bytes` before it in line, and the chunk's length in bytes.
     fn target(&self, chunk: ChunkId, ahead_bytes: u64) -> (Target, u64) {
         let parts = &self.chunks[chunk.0].parts;
-        let request = &self.requests[parts.as_slice()[0].request.0];
+        let request = self.first_request(chunk);
         let bytes = parts.bytes();
         let offloaded_bytes = self.ready.offloaded_bytes();
         let work = Work { bytes, ahead_bytes, offloaded_bytes, awake: self.awake() };
         (self.policy.target(&self.context(request), &work), bytes)
+    }
+
+    /// The first request of a chunk. The others have its operation and its urgency.
+    fn first_request(&self, chunk: ChunkId) -> &RequestState<E> {
+        &self.requests[self.chunks[chunk.0].parts.as_slice()[0].request.0]
     }
 
     fn context<'a>(&'a self, request: &RequestState<E>) -> Context<'a> {
@@ -486,7 +491,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.ready.offload(bytes);
         let woken = u32::from(target != Target::OffloadAwake);
         self.environment.idle_workers = self.environment.idle_workers.saturating_sub(woken);
-        self.policy.on_placed(op, true);
+        let urgency = self.first_request(chunk).urgency;
+        self.policy.on_placed(op, urgency, true);
     }
 
     /// Reports that this thread transformed an offloaded chunk itself, because no worker had taken
@@ -567,7 +573,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         if offloaded {
             self.ready.offload_ended(bytes, now_ns);
         } else {
-            self.policy.on_placed(op, false);
+            let urgency = self.first_request(chunk).urgency;
+            self.policy.on_placed(op, urgency, false);
         }
         let by = match (offloaded, taken_back) {
             (false, _) => TransformedBy::ThisThread,

@@ -174,8 +174,8 @@ pub trait Policy: fmt::Debug {
 
     /// A chunk was placed: workers were handed it (`offloaded`), or this thread transformed it. An
     /// offload that no worker had room for counts as inline.
-    fn on_placed(&mut self, op: Op, offloaded: bool) {
-        let _ = (op, offloaded);
+    fn on_placed(&mut self, op: Op, urgency: Urgency, offloaded: bool) {
+        let _ = (op, urgency, offloaded);
     }
 
     /// Waking a worker took this thread `spent_ns`.

@@ -272,6 +272,89 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
     );
 }
 
+/// Serves requests one chunk at a time until all have ended. `ns_of` gives the time of a chunk from its request's
+/// urgency and its target, of which the cipher is said to take 16 us. Returns the time at the end.
+fn serve(
+    machine: &mut Shipped,
+    requests: &[Request],
+    around: Environment,
+    mut now_ns: u64,
+    mut ns_of: impl FnMut(Urgency, Target) -> u64,
+) -> u64 {
+    for &request in requests {
+        machine.request(request).unwrap();
+    }
+    while machine.in_flight() > 0 {
+        machine.plan(now_ns, around);
+        while let Some(output) = machine.next_output() {
+            match output {
+                Output::SubmitIo { chunk, .. } => machine.io_done(chunk, Ok(()), now_ns),
+                Output::Transform { chunk, target } => {
+                    let sector = machine.parts(chunk)[0].sector;
+                    let of = requests.iter().rfind(|request| request.sector <= sector).unwrap();
+                    offload(machine, chunk, target, now_ns);
+                    now_ns += ns_of(of.urgency, target);
+                    machine.cipher_done(chunk, Ok(()), Some(16_000), now_ns);
+                }
+                Output::Finish { result, .. } => assert_eq!(result, Ok(())),
+                other => panic!("nothing fails, nothing is mapped: {other:?}"),
+            }
+        }
+    }
+    now_ns
+}
+
+/// Regression: each time that the last core was taken, and each time that it was free again, the explorer started
+/// over.
+#[test]
+fn over_memory_a_load_that_takes_the_workers_core_now_and_then_is_explored() {
+    let mut machine = adaptive(BackendTraits { synchronous: true, ..DISK });
+    let reads = [2000, 5000].map(|sector| request(Op::Read, sector, 128));
+    let one = Environment { workers: 1, idle_workers: 1, ..WORKERS };
+    let (mut now_ns, mut inline, mut late) = (0, 0, 0);
+    for round in 0..4000 {
+        let ns_of = |_, target| match target {
+            Target::Inline => 64_000,
+            _ => 40_000,
+        };
+        let before_ns = now_ns;
+        now_ns = serve(&mut machine, &reads[..1], one, now_ns, ns_of);
+        if round >= 3000 {
+            late += 1;
+            inline += u32::from(now_ns - before_ns >= 64_000);
+        }
+        now_ns = serve(&mut machine, &reads, Environment::default(), now_ns, ns_of);
+    }
+    let explored = machine.policy().explored();
+    assert!(explored.all_offload + explored.all_inline > 0, "{explored:?}");
+    assert!(
+        inline < late / 4,
+        "{inline} of {late} inline although workers are faster: {explored:?}"
+    );
+}
+
+/// Regression: all chunks of the time in which an arm was tried counted as its own.
+#[test]
+fn what_is_placed_by_its_urgency_does_not_count_as_explored() {
+    let mut machine = adaptive(DISK);
+    let reads = [(2000, Urgency::Normal), (5000, Urgency::Background), (8000, Urgency::Urgent)]
+        .map(|(sector, urgency)| Request { urgency, ..request(Op::Read, sector, 32) });
+    let (mut now_ns, mut inline, mut offloaded) = (0, 0, 0);
+    for _ in 0..2000 {
+        now_ns = serve(&mut machine, &reads, WORKERS, now_ns, |urgency, target| {
+            let here = target == Target::Inline;
+            if urgency == Urgency::Normal {
+                (inline, offloaded) = (inline + u64::from(here), offloaded + u64::from(!here));
+            }
+            if here { 16_000 } else { 20_000 }
+        });
+    }
+    let explored = machine.policy().explored();
+    assert!(explored.all_inline > 0 && explored.all_offload > 0, "{explored:?}");
+    let counted = (explored.all_inline <= inline, explored.all_offload <= offloaded);
+    assert_eq!(counted, (true, true), "{inline} inline, {offloaded} offloaded: {explored:?}");
+}
+
 #[test]
 fn a_line_longer_than_a_wake_up_takes_goes_to_workers() {
     let busy = |sectors, around| {

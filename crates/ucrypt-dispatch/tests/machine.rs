@@ -2,7 +2,7 @@
 
 use ucrypt_dispatch::{
     BackendTraits, Bounds, ChunkId, Configured, Fixed, IoKind, Machine, Op, Output, Part,
-    PolicyKind, Target,
+    PolicyKind, Request, Target, Urgency,
 };
 
 mod common;
@@ -262,6 +262,21 @@ fn neighbours_that_wait_together_travel_as_one_in_the_order_of_their_sectors() {
         .map(|(_, parts)| parts.iter().map(|part| part.sector).collect())
         .collect();
     assert_eq!(started, [vec![204, 208], vec![200], vec![300]]);
+}
+
+/// Regression: a request that somebody polls for went to a worker with the read-ahead before it.
+#[test]
+fn neighbours_that_are_not_equally_urgent_stay_apart() {
+    let urgencies = [Urgency::Background, Urgency::Normal, Urgency::Normal, Urgency::Urgent];
+    let mut machine = machine(Fixed::Merge);
+    for (sector, urgency) in (200..).step_by(4).zip(urgencies) {
+        machine.request(Request { urgency, ..request(Op::Read, sector, 4) }).unwrap();
+    }
+    let started: Vec<Vec<u64>> = started(&mut machine)
+        .iter()
+        .map(|(_, parts)| parts.iter().map(|part| part.sector).collect())
+        .collect();
+    assert_eq!(started, [vec![200], vec![204, 208], vec![212]]);
 }
 
 #[test]

@@ -149,6 +149,8 @@ impl<E: Copy, P: Policy> Machine<E, P> {
     }
 
     fn find_neighbours(&mut self, op: Op, split: &Split, parts: &mut Parts) {
+        // The chunk is placed as urgently as each of its requests is awaited.
+        let urgency = self.requests[parts.as_slice()[0].request.0].urgency;
         let longest = split.join_sectors.min(self.bounds.transfer_sectors_max);
         let requests = PARTS_MAX.min(split.join_requests as usize);
         while parts.as_slice().len() < requests {
@@ -157,6 +159,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             let neighbour = self.waiting.iter().take(JOIN_SCAN_REQUESTS).copied().find(|id| {
                 let request = &self.requests[id.0];
                 request.op == op
+                    && request.urgency == urgency
                     && request.next == end
                     && request.start == end
                     && request.error.is_none()
