@@ -129,6 +129,8 @@ pub(crate) struct Chunk<E> {
     pub(crate) woke_after_ns: Option<u64>,
     /// The error because of which the chunk is submitted again, part by part.
     pub(crate) retried_after: Option<E>,
+    /// See [`Machine::asks_flush`](crate::Machine::asks_flush).
+    pub(crate) asks_flush: bool,
     /// Parts that are still to be submitted again, the last one first.
     pub(crate) rest: Vec<Part>,
 }
@@ -147,6 +149,7 @@ impl<E> Chunk<E> {
             taken_back: false,
             woke_after_ns: None,
             retried_after: None,
+            asks_flush: false,
             rest: Vec::new(),
         }
     }

@@ -40,6 +40,8 @@
 //! - **A durable write that fails** is submitted again without `fua`. If the retry succeeds, the
 //!   data could be written but not made durable: the request fails all the same. A caller that sees
 //!   success for a chunk that [is a retry](Machine::retried_after) must treat it as a failed flush.
+//!   If the retry fails, too, [a flush of the backend](Machine::asks_flush) is submitted for the chunk,
+//!   which tells whether the flush of the first attempt is what failed.
 //!   Such writes share a chunk with no other request. To a zoned backend they are submitted once
 //!   only: what was written in part has moved the zone's write pointer, so a retry would be refused
 //!   and hide that the data may not be durable. The caller must treat their first error as a failed
@@ -344,6 +346,12 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.chunks.get(chunk.0).and_then(|state| state.retried_after)
     }
 
+    /// Whether the chunk, a durable write that failed twice, is now with the backend as a flush. The request
+    /// fails whether the flush succeeds or not.
+    pub fn asks_flush(&self, chunk: ChunkId) -> bool {
+        self.chunks.get(chunk.0).is_some_and(|state| state.asks_flush)
+    }
+
     /// The operation of a chunk under way; `None` if there is no such chunk.
     pub fn op(&self, chunk: ChunkId) -> Option<Op> {
         self.chunks.get(chunk.0).map(|chunk| chunk.op)
@@ -610,13 +618,17 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         assert!(state.phase == Phase::Io, "an answer to nothing");
         let (op, bytes) = (state.op, state.parts.bytes());
         let spent_ns = now_ns.saturating_sub(state.since_ns);
-        if result.is_ok() && spent_ns > 0 {
+        let asked_flush = state.asks_flush;
+        if result.is_ok() && spent_ns > 0 && !asked_flush {
             self.policy.on_io_done(op, bytes, spent_ns);
         }
-        let result = match (result, state.retried_after) {
+        let result = match (result, self.retried_after(chunk)) {
             (Err(error), _) if self.will_retry(chunk) => return self.retry(chunk, error),
-            // The data could be written but was not made durable.
-            (Ok(()), Some(error)) if op.is_fua() => Err(error),
+            (Err(_), Some(first)) if op.is_fua() && !asked_flush => {
+                return self.ask_flush(chunk, first);
+            }
+            // The data could be written but was not made durable, or could not even be written.
+            (_, Some(error)) if op.is_fua() => Err(error),
             (result, _) => result,
         };
         if op != Op::Read || result.is_err() {

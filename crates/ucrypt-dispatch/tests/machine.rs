@@ -216,7 +216,17 @@ fn a_durable_write_that_can_only_be_written_fails_and_shares_its_chunk_with_nobo
             let again = Output::SubmitIo { chunk: chunks[0].0, kind: IoKind::Write { fua: false } };
             assert_eq!(machine.next_output(), Some(again));
             machine.io_done(chunks[0].0, if can_be_written { Ok(()) } else { Err(9) }, 0);
-            let result = Err(if can_be_written { FAILED } else { 9 });
+            if !can_be_written {
+                let flush = Output::SubmitIo { chunk: chunks[0].0, kind: IoKind::Flush };
+                assert_eq!(machine.next_output(), Some(flush));
+                assert!(machine.asks_flush(chunks[0].0));
+                machine.io_done(
+                    chunks[0].0,
+                    if op == (Op::Write { fua: true }) { Ok(()) } else { Err(9) },
+                    0,
+                );
+            }
+            let result = Err(FAILED);
             assert_eq!(machine.next_output(), Some(Output::Finish { request: id, result }));
         }
     }

@@ -335,13 +335,14 @@ impl<P: Policy> World<P> {
         let is_mapped = op == Op::Read && self.random.u64(..3) == 0;
         let fails = !is_mapped && self.random.u64(..40) == 0;
         let again = fails && self.machine.will_retry(chunk);
+        let asked_flush = self.machine.asks_flush(chunk);
         // The write could be written, but not durably.
         let lost = !fails
             && self.machine.retried_after(chunk).is_some()
             && matches!(op, Op::Write { fua: true } | Op::EncryptZeroes { fua: true });
         for part in parts {
             let seen = self.seen.get_mut(&part.request).expect("a request in flight");
-            if !again {
+            if !again && !asked_flush {
                 seen.failed |= fails || lost;
                 seen.stored += part.sectors;
             }

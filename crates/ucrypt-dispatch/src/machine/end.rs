@@ -45,6 +45,16 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         self.outputs.push_back(Output::SubmitIo { chunk, kind });
     }
 
+    /// Submits a flush for a durable write that failed twice: first with this `error`.
+    pub(super) fn ask_flush(&mut self, chunk: ChunkId, error: E) {
+        let state = &mut self.chunks[chunk.0];
+        (state.asks_flush, state.since_ns) = (true, self.now_ns);
+        // It shares its chunk with no other request.
+        let request = state.parts.as_slice()[0].request;
+        self.fail(request, error);
+        self.outputs.push_back(Output::SubmitIo { chunk, kind: IoKind::Flush });
+    }
+
     /// Ends the parts of a chunk, and the chunk itself unless further parts are to be submitted
     /// again.
     pub(super) fn end_chunk(&mut self, chunk: ChunkId, result: Result<(), E>) {
@@ -76,7 +86,7 @@ impl<E: Copy, P: Policy> Machine<E, P> {
             ended.parts = parts;
             return self.leave_again(chunk);
         }
-        (ended.parts, ended.retried_after) = (parts, None);
+        (ended.parts, ended.retried_after, ended.asks_flush) = (parts, None, false);
         self.chunks.give_back(chunk.0);
     }
 

@@ -338,11 +338,11 @@ impl Queue {
             (MachineOp::Write { fua: true } | MachineOp::EncryptZeroes { fua: true }, result) => {
                 let zoned = self.volume.backend.zones().is_some();
                 let lost = match (result, self.machine.retried_after(chunk)) {
+                    // The flush after two failures tells which of them it was.
+                    (result, _) if self.machine.asks_flush(chunk) => result.err(),
                     // The retry without FUA succeeded: the data was written, but not made durable.
                     (Ok(()), first) => first,
-                    // Both failed. The first may have been the flush of the device's cache, with the data of
-                    // others; a block device reports that to nobody else.
-                    (Err(_), Some(first)) => Some(first).filter(|&first| !is_refusal(first)),
+                    (Err(_), Some(_)) => None,
                     // To a zone there is no retry that could tell.
                     (Err(error), None) => Some(error).filter(|&it| zoned && !is_refusal(it)),
                 };
@@ -361,8 +361,8 @@ impl Queue {
     }
 }
 
-/// Whether this error is given before anything is written, so that no data can be lost: the block layer's
-/// errors for too many open or active zones, a full or write-protected device or file system, and
+/// Whether a zoned device gives this error before it writes anything, so that no data can be lost:
+/// the block layer's errors for too many open or active zones, a full or write-protected device, and
 /// operations that the device does not know or has no memory for.
 fn is_refusal(error: Errno) -> bool {
     matches!(
@@ -370,8 +370,6 @@ fn is_refusal(error: Errno) -> bool {
         Errno::TOOMANYREFS
             | Errno::OVERFLOW
             | Errno::NOSPC
-            | Errno::DQUOT
-            | Errno::FBIG
             | Errno::ROFS
             | Errno::PERM
             | Errno::INVAL
