@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use ucrypt_backend::model::ModelBackend;
 use ucrypt_engine::VolumeOptions;
-use ucrypt_testkit::Random;
+use ucrypt_testkit::fault::{Fate, Rule};
+use ucrypt_testkit::{FaultBackend, Faults, Random};
 
 use crate::client::{Client, DISC, READ, WRITE, WRITE_ZEROES};
 use crate::harness::{Harness, SMALL, aes, over, plain};
@@ -90,17 +91,24 @@ fn a_client_that_leaves_its_replies_unread_harms_nobody() {
 
 #[test]
 fn nothing_more_is_read_or_zeroed_for_a_client_that_has_gone() {
-    // All that it asks for would take this card seconds to read, and minutes to zero; flag 2: without holes.
+    // Flag 2: without holes; the card has to be written to.
     for (command, flags, length) in [(READ, 0, 1 << 20), (WRITE_ZEROES, 2, 256 << 10)] {
-        let card = ModelBackend::new("sd2015", SMALL).expect("a model");
-        let volume = over(Arc::new(card), VolumeOptions::default());
+        let faults = Faults::new(1);
+        let card = Arc::new(ModelBackend::new("sd2015", SMALL).expect("a model"));
+        let backend = FaultBackend::new(card, faults.clone()).without_map();
+        let volume = over(Arc::new(backend), VolumeOptions::default());
         let mut harness = Harness::start(volume.clone());
         let mut client = Client::simple(&harness);
-        for _ in 0..64 {
+        client.request(command, flags, 0, length);
+        client.reply();
+        // The disk answers nothing more until the client has gone.
+        faults.add(Rule::new(Fate::Hang));
+        for _ in 1..64 {
             client.request(command, flags, 0, length);
         }
-        client.reply();
+        faults.await_met(1);
         client.hang_up();
+        faults.resume();
         harness.stop();
         let totals = volume.totals();
         assert!((1..64).contains(&(totals.reads + totals.writes)), "{totals:?}");
