@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use ucrypt_backend::{Peer, is_this_user, kernel_table};
 use ucrypt_luks::KEY_LEN_MAX;
 
+use super::name_lock;
 use crate::ending::END_LIMIT;
 use crate::events::Event;
 use crate::failure::Failure;
@@ -35,8 +36,8 @@ pub(super) use clients::reply;
 /// How long a server may take to answer a status request.
 pub(super) const STATUS_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a server that has hung up may take to remove its files. A log that says why it ended stays.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a server that has hung up may take to remove its files.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often to look at a server that has not answered. One that has just been killed needs a moment to go.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -132,16 +133,14 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
     })
 }
 
-/// Whether nothing is left of a volume whose server ends just now.
+/// Whether nothing is left of a volume whose server ends just now. A log that says why it ended stays.
 fn is_gone(paths: &RuntimePaths) -> bool {
     let deadline = Instant::now() + END_PATIENCE;
-    loop {
-        let is_gone = !paths.are_in_use() && !paths.log().exists();
-        if is_gone || Instant::now() >= deadline {
-            return is_gone;
-        }
+    // It holds the name until its files are removed, whoever keeps it from its processor.
+    while name_lock::is_held(paths) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
+    !paths.are_in_use() && !paths.log().exists()
 }
 
 /// Connects to a server, which has to have room for one more client within `patience`.
