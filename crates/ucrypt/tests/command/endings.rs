@@ -2,7 +2,9 @@
 //! users, but not for ever, and reports what is lost.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,14 +12,16 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
+use crate::held_exec::nobody_hangs;
 use crate::image::{DATA, Image, LUKS2};
 use crate::namespace::script;
 use crate::nbd_client::NbdClient;
 use crate::process::{Ran, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{On, Server};
-use crate::suspend::{unseen_dd, unseen_writer};
+use crate::suspend::{image_in, unseen_dd, unseen_writer};
 
 const LEN: u64 = 64 << 20;
 
@@ -60,9 +64,10 @@ fn mounted(scratch: &Scratch) -> Child {
     shell
 }
 
-/// An open loop device with a file system, its log, and something to write.
-fn with_file_system(scratch: &Scratch) -> (Image, PathBuf) {
-    let image = Image::by_cryptsetup(scratch, LUKS2, LEN);
+/// An open loop device with a file system, its log, and something to write. Its image is in memory: who unmounts it has
+/// to be done before the server's patience ends, and a disk may have others to serve.
+fn with_file_system(scratch: &Scratch, memory: &TempDir) -> (Image, PathBuf) {
+    let image = image_in(scratch, LEN, Some(memory.path()));
     let log = scratch.path("log");
     open(scratch, &image, &["--as", "loop", "--log", log.to_str().expect("text")]).passes();
     run(tool("mkfs.ext4", "e2fsprogs").arg("-q").arg(scratch.device()), b"").passes();
@@ -70,10 +75,22 @@ fn with_file_system(scratch: &Scratch) -> (Image, PathBuf) {
     (image, log)
 }
 
+fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("tmpfs")
+}
+
+/// The signals that a process has been sent and has not got.
+fn pending(process: Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()));
+    let status = status.expect("a process");
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).expect("a field");
+    u64::from_str_radix(pending.trim(), 16).expect("a number")
+}
+
 #[test]
 fn sigterm_waits_for_who_unmounts_the_volume_and_loses_nothing() {
-    let scratch = Scratch::new();
-    let (image, log) = with_file_system(&scratch);
+    let (scratch, memory) = (Scratch::new(), in_memory());
+    let (image, log) = with_file_system(&scratch, &memory);
     let mut shell = mounted(&scratch);
     let server = scratch.server();
     kill_process(server, Signal::TERM).expect("a signal");
@@ -95,8 +112,8 @@ fn sigterm_waits_for_who_unmounts_the_volume_and_loses_nothing() {
 
 #[test]
 fn sigterm_says_what_is_lost_by_who_does_not_go_and_status_is_clear() {
-    let scratch = Scratch::new();
-    let (_image, log) = with_file_system(&scratch);
+    let (scratch, memory) = (Scratch::new(), in_memory());
+    let (_image, log) = with_file_system(&scratch, &memory);
     let mut shell = mounted(&scratch);
     let server = scratch.server();
     kill_process(server, Signal::TERM).expect("a signal");
@@ -152,16 +169,19 @@ fn many_files_in_use_end_at_the_same_time_and_leave_time_for_the_last_flush() {
 #[test]
 fn sighup_beside_sigterm_is_no_second_signal_and_loses_nothing() {
     for signals in [[Signal::TERM, Signal::HUP], [Signal::HUP, Signal::TERM]] {
-        let scratch = Scratch::new();
-        let (_image, log) = with_file_system(&scratch);
+        let (scratch, memory) = (Scratch::new(), in_memory());
+        let (_image, log) = with_file_system(&scratch, &memory);
         let mut shell = mounted(&scratch);
         let server = scratch.server();
         for signal in signals {
             kill_process(server, signal).expect("a signal");
         }
         await_said(&log, "waits for at most");
-        // A second signal would end it now.
-        std::thread::sleep(Duration::from_secs(1));
+        // A second signal would end it now: it is with the server, which answers behind it.
+        await_that("both signals to be taken", || pending(server) == 0);
+        let status = run(scratch.ucrypt(&["status", "--json"]).arg(scratch.unique()), b"").passes();
+        let status: Value = serde_json::from_slice(&status).expect("JSON");
+        assert_eq!(status["state"], "ending");
         drop(shell.stdin.take());
         assert!(shell.wait().expect("waited").success(), "it was served to the end");
         scratch.await_end(server);
@@ -226,9 +246,13 @@ fn slow_nbd_clients_keep_neither_other_sockets_nor_the_flush_waiting_at_the_end(
     let image = scratch.sparse("image", LEN);
     let mut below = scratch.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
     let path = run(below.arg(&image).arg("below"), b"").text();
+    // Without a program for each look: the slow client is waited for only so long.
     let flushes = || {
-        let status = run(&mut scratch.ucrypt(&["status", "--json", "below"]), b"").passes();
-        let status: Value = serde_json::from_slice(&status).expect("JSON");
+        let mut server = UnixStream::connect(scratch.runtime(".below.sock")).expect("connected");
+        server.write_all(b"\"status\"\n").expect("asked");
+        let mut status = String::new();
+        server.read_to_string(&mut status).expect("answered");
+        let status: Value = serde_json::from_str(&status).expect("JSON");
         status["counters"]["flushes"].as_u64().expect("a number")
     };
     let other = scratch.path("other");
@@ -433,8 +457,7 @@ fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_kill
         let holder = scratch.server();
         let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
         run(above.args([path.trim(), "above"]), b"").passes();
-        let above = scratch.processes().into_iter().find(|process| *process != holder);
-        let above = above.expect("a server");
+        let above = scratch.server_beside(&[holder]);
         // The last flush waits for the image.
         stop(holder);
         let close = || {
@@ -526,8 +549,7 @@ fn loop_over_a_file(scratch: &Scratch) -> (Pid, Pid) {
     let holder = scratch.server();
     let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "loop"]);
     run(above.args([path.trim(), &scratch.unique()]), b"").passes();
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    (holder, above.expect("a server"))
+    (holder, scratch.server_beside(&[holder]))
 }
 
 /// A mounted loop device whose image does not answer: nothing on the way to the end waits for it.
@@ -547,7 +569,7 @@ fn a_mounted_device_whose_image_does_not_answer_does_not_keep_its_server_from_th
     scratch.await_file("on");
     stop(holder);
     let mut input = shell.stdin.take().expect("its input");
-    std::io::Write::write_all(&mut input, b"\n").expect("told");
+    input.write_all(b"\n").expect("told");
     // The write needs a moment to get to the image; without it the test proves less.
     std::thread::sleep(Duration::from_millis(500));
     close(&scratch).refuses(5);
@@ -578,6 +600,7 @@ impl Drop for Stopped {
 /// not.
 #[test]
 fn no_action_after_a_refused_close_waits_for_an_image_that_does_not_answer() {
+    let _quiet = nobody_hangs();
     let scratch = Scratch::new();
     let (holder, above) = loop_over_a_file(&scratch);
     let device = scratch.device().display().to_string();

@@ -1,24 +1,45 @@
 //! A process that hangs while it runs another program: whoever looks at it waits for it, and no action may do so.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::process::{Ran, python, run, tool};
 use crate::scratch::Scratch;
 
-/// Hangs until it is dropped.
-struct Held(Child);
+/// A lock of all who see the same processes: of the directory where they do.
+fn lock(how: FlockOperation) -> File {
+    let processes = File::open("/proc").expect("opened");
+    flock(&processes, how).expect("locked");
+    processes
+}
+
+/// For tests in which nothing but their own programs may be in doubt: while this lives, no test of this machine has a
+/// process that hangs.
+#[must_use]
+pub(crate) fn nobody_hangs() -> File {
+    lock(FlockOperation::LockShared)
+}
+
+/// Hangs until it is dropped. All that look at the machine's processes see it, also from a PID namespace above.
+struct Held {
+    script: Child,
+    /// Dropped last: see [`nobody_hangs`].
+    _alone: File,
+}
 
 impl Held {
     fn new(scratch: &Scratch) -> Self {
+        let alone = lock(FlockOperation::LockExclusive);
         let place = scratch.path("held");
         fs::create_dir(&place).expect("a directory");
         let mut script = python(include_str!("scripts/held_exec.py"), "ctypes", "python3");
         let script = script.arg(&place).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut held = Self(script.spawn().expect("started"));
+        let mut held = Self { script: script.spawn().expect("started"), _alone: alone };
         let mut line = String::new();
-        let stdout = held.0.stdout.take().expect("a pipe");
+        let stdout = held.script.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("read");
         assert!(line.trim().parse::<u32>().is_ok(), "no process hangs: {line}");
         held
@@ -27,8 +48,8 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
+        drop(self.script.stdin.take());
+        let _ = self.script.wait();
     }
 }
 

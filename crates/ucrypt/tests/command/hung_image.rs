@@ -51,15 +51,14 @@ fn users_get_errors(Case { served, deferred }: Case) {
     let act = |words: &[&str]| -> Ran { run(&mut scratch.ucrypt(words), b"") };
     let image = scratch.sparse("image", 64 << 20).display().to_string();
     let below = act(&["open", "--cipher", "none", "--as", "fuse", &image, "below"]).text();
-    let holder = scratch.processes()[0];
+    let holder = scratch.server();
     let (name, log) = (scratch.unique(), scratch.path("log"));
     let open = ["open", "--cipher", "none", "--as", served, "--log"];
     let path = [open.as_slice(), &[log.to_str().expect("text"), below.trim(), &name]].concat();
     let path = act(&path).text();
     let device = Path::new(path.trim()).canonicalize().expect("a device");
     let device = device.to_str().expect("text");
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    let above = above.expect("a server");
+    let above = scratch.server_beside(&[holder]);
     // The kernel asks the image once whether it can be polled; a thread that does I/O would wait for the answer.
     let image = fs::File::open(below.trim()).expect("opened");
     poll(&mut [PollFd::new(&image, PollFlags::IN)], None).expect("polled");
@@ -125,10 +124,9 @@ fn no_action_waits_for_a_killed_server_that_its_image_keeps() {
     let act = |words: &[&str]| -> Ran { run(&mut scratch.ucrypt(words), b"") };
     let image = scratch.sparse("image", 64 << 20).display().to_string();
     let below = act(&["open", "--cipher", "none", "--as", "fuse", &image, "below"]).text();
-    let holder = scratch.processes()[0];
+    let holder = scratch.server();
     act(&["open", "--cipher", "none", "--as", "nbd", below.trim(), "above"]).passes();
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    let above = above.expect("a server");
+    let above = scratch.server_beside(&[holder]);
     stop(holder);
     let stopped = Stopped { holder, users: Vec::new() };
     kill_process(above, Signal::KILL).expect("killed");

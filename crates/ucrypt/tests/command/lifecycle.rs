@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use ucrypt_testkit::Random;
 
+use crate::held_exec::nobody_hangs;
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, cryptsetup, run, tool};
@@ -145,6 +146,7 @@ fn over_nbd_a_socket_is_served() {
 
 #[test]
 fn status_says_what_cryptsetup_knows_and_counts() {
+    let _quiet = nobody_hangs();
     for kind in [LUKS1, LUKS2] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, DATA);

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::held_exec::nobody_hangs;
 use crate::image::{Image, LUKS2_512, PASSPHRASE};
 use crate::namespace::script;
 use crate::process::{limited, run, tool};
@@ -270,6 +271,7 @@ fn nobodys_script(scratch: &Scratch, before: &str, text: &str) -> Command {
 
 #[test]
 fn a_user_mounts_a_volume_by_a_file_system_in_user_space() {
+    let _quiet = nobody_hangs();
     tool("fuse2fs", "fuse2fs");
     let scratch = scratch_of_nobody();
     let text = "

@@ -28,8 +28,7 @@ fn below_and_above(scratch: &Scratch, served: &str) -> (Pid, Pid) {
     let holder = scratch.server();
     let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", served]);
     run(above.args([path.trim(), "above"]), b"").passes();
-    let above = scratch.processes().into_iter().find(|process| *process != holder);
-    (holder, above.expect("a server"))
+    (holder, scratch.server_beside(&[holder]))
 }
 
 fn log(scratch: &Scratch, name: &str) -> String {

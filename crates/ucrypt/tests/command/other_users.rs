@@ -4,9 +4,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -214,10 +215,9 @@ fn root_of_a_chroot_stays_in_it() {
 fn a_user_without_a_session() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
-    // Nobody else has this user ID, so nobody else has its runtime directory.
-    let number = 1_000_000_000 + std::process::id();
+    // Nobody else has this user ID, so nobody else has its runtime directory. A test that was killed may have left one.
+    let number = unused_user();
     let places = Places(format!("/tmp/ucrypt-{number}").into());
-    assert!(!places.0.exists(), "another test has this user");
     scratch.program("ucrypt", UCRYPT);
     for name in ["", "ucrypt", "image", "passphrase"] {
         chown(scratch.path(name), Some(number), Some(number)).expect("given away");
@@ -232,6 +232,20 @@ fn a_user_without_a_session() {
     let mode = fs::metadata(&places.0).expect("a directory").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     fs::remove_dir(&places.0).expect("nothing is left in it");
+}
+
+/// The number of a user who has no process, no account and no runtime directory: a random one.
+pub(crate) fn unused_user() -> u32 {
+    loop {
+        let mut bytes = [0; 4];
+        fs::File::open("/dev/urandom")
+            .and_then(|mut it| it.read_exact(&mut bytes))
+            .expect("random");
+        let number = 1_000_000_000 + u32::from_ne_bytes(bytes) % 1_000_000_000;
+        if !Path::new(&format!("/tmp/ucrypt-{number}")).exists() {
+            return number;
+        }
+    }
 }
 
 /// The runtime directory of a user without a session, which is removed also if the test fails.

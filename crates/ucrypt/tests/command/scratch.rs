@@ -17,8 +17,8 @@ pub(crate) const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// How long a background server may take to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A directory of one test. Dropping it also ends the processes that name it on their command line,
-/// the mounts below it and the loop devices over its files.
+/// A directory of one test. Dropping it also ends the processes that name it on their command line (after a failure,
+/// also those that work in it or have it in their environment), the mounts below it and the loop devices over its files.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     dir: TempDir,
@@ -90,17 +90,28 @@ impl Scratch {
 
     /// The processes that name this directory on their command line, including background servers.
     pub(crate) fn processes(&self) -> Vec<Pid> {
+        let names_it = |pid: &i32| self.is_in(&format!("/proc/{pid}/cmdline"));
+        all_processes().filter(names_it).filter_map(Pid::from_raw).collect()
+    }
+
+    /// Whether a file contains the path of this directory.
+    fn is_in(&self, file: &str) -> bool {
         let wanted = self.dir.path().as_os_str().as_encoded_bytes();
-        let names_it = |pid: i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.windows(wanted.len()).any(|part| part == wanted)
+        let content = fs::read(file).unwrap_or_default();
+        content.windows(wanted.len()).any(|part| part == wanted)
+    }
+
+    /// The processes that work in this directory or below, or have it in their environment: shells, and what they and
+    /// the command have started.
+    fn workers(&self) -> Vec<Pid> {
+        let own = std::process::id().cast_signed();
+        let works_here = |pid: &i32| {
+            let place = fs::read_link(format!("/proc/{pid}/cwd"));
+            *pid != own
+                && (place.is_ok_and(|place| place.starts_with(self.dir.path()))
+                    || self.is_in(&format!("/proc/{pid}/environ")))
         };
-        let listed = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
-        listed
-            .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-            .filter(|pid| names_it(*pid))
-            .filter_map(Pid::from_raw)
-            .collect()
+        all_processes().filter(works_here).filter_map(Pid::from_raw).collect()
     }
 
     /// Kills the background server of the only open volume, as a crash would.
@@ -113,9 +124,16 @@ impl Scratch {
     /// The background server of the only open volume. One whose volume was just closed may need a moment to
     /// end.
     pub(crate) fn server(&self) -> Pid {
+        self.server_beside(&[])
+    }
+
+    /// As [`Scratch::server`], of the only open volume beside those of these servers.
+    pub(crate) fn server_beside(&self, known: &[Pid]) -> Pid {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.processes()[..] {
+            let mut found = self.processes();
+            found.retain(|process| !known.contains(process));
+            match found[..] {
                 [server] => return server,
                 ref others => assert!(Instant::now() < deadline, "{others:?}: not one server"),
             }
@@ -174,11 +192,23 @@ impl Drop for Scratch {
             // The process may end by itself meanwhile.
             let _ = kill_process(process, Signal::KILL);
         }
+        if std::thread::panicking() {
+            // What a failed test has not ended, and what waits for it: it would fail the whole program.
+            for process in self.workers() {
+                let _ = kill_process(process, Signal::KILL);
+            }
+        }
         self.detach_loop_devices();
         for mount in self.mounts() {
             run(Command::new("umount").arg("--lazy").arg(&mount), b"");
         }
     }
+}
+
+/// The numbers of all processes.
+fn all_processes() -> impl Iterator<Item = i32> {
+    let listed = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+    listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Whether any thread of a process still lives.

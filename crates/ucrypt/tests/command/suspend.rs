@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::endings::stop;
+use crate::held_exec::nobody_hangs;
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::nbd_client::NbdClient;
 use crate::process::{Ran, limited, python, run, tool};
@@ -28,6 +29,11 @@ fn action(scratch: &Scratch, line: &[&str], input: &[u8]) -> Ran {
 fn status(scratch: &Scratch) -> serde_json::Value {
     let text = action(scratch, &["status", "--json", "volume"], b"").text();
     serde_json::from_str(&text).expect("JSON")
+}
+
+/// Number of requests that the volume has not answered.
+fn in_flight(scratch: &Scratch) -> u64 {
+    status(scratch)["activity"]["in_flight"].as_u64().expect("a number")
 }
 
 /// A program that writes one block of data to the served file, and waits until it is durable.
@@ -68,7 +74,7 @@ fn a_suspended_volume_has_no_key_in_memory_and_gets_it_back() {
         let said = action(&scratch, &["luksSuspend", "volume"], b"").refuses(1);
         assert!(said.contains("suspended already"), "{said}");
         let mut waiting = writer(&path);
-        std::thread::sleep(Duration::from_millis(50));
+        await_that("the write waits for the key", || in_flight(&scratch) > 0);
         assert!(waiting.try_wait().expect("waited").is_none(), "it wrote without a key");
         action(&scratch, &["luksResume", "volume"], b"wrong").refuses(2);
         assert!(waiting.try_wait().expect("waited").is_none(), "a wrong passphrase gave a key");
@@ -140,6 +146,7 @@ pub(crate) fn unseen_writer(scratch: &Scratch, path: &str) -> Child {
 /// `close` gives up only what nobody waits for: after its refusal everything is as before.
 #[test]
 fn a_refused_close_of_a_suspended_volume_loses_no_write_of_who_cannot_be_seen() {
+    let _quiet = nobody_hangs();
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let path = open(&scratch, &image, "fuse");
@@ -231,6 +238,7 @@ fn is_server(process: rustix::process::Pid) -> bool {
 /// wait for the key, which the same thread of the server takes back.
 #[test]
 fn a_suspended_device_with_a_waiting_write_of_who_cannot_be_seen_answers_every_action() {
+    let _quiet = nobody_hangs();
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let disk = Disk::open(&scratch, &image);
@@ -305,8 +313,7 @@ impl Stuck {
         let holder = scratch.server();
         let above = Image { path: below.trim_end().into(), ..image };
         let path = open(scratch, &above, "fuse");
-        let server = scratch.processes().into_iter().find(|process| *process != holder);
-        let stuck = Self { path, holder, server: server.expect("a server") };
+        let stuck = Self { path, holder, server: scratch.server_beside(&[holder]) };
         stop(holder);
         let writer = writer(&stuck.path);
         await_that("the write waits for the image", || {
@@ -386,6 +393,7 @@ fn what_is_refused_while_a_volume_is_being_suspended_says_so() {
 /// A machine that goes to sleep while `close` waits for who cannot be seen.
 #[test]
 fn a_suspension_asked_for_during_a_close_that_is_refused_is_carried_out() {
+    let _quiet = nobody_hangs();
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let path = open(&scratch, &image, "fuse");
@@ -434,22 +442,19 @@ fn nbd_clients_wait_and_who_has_gone_does_not_keep_a_suspended_volume_open() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let uri = open(&scratch, &image, "nbd");
-    let server = scratch.processes();
+    let server = scratch.server();
     action(&scratch, &["luksSuspend", "volume"], b"").passes();
-    let before = threads(server[0]);
     let mut copy = tool("qemu-io", "qemu-utils");
     copy.args(["-f", "raw", "-c", "write -P 5 0 64k", &uri]);
     let mut copy = copy.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
-    // Each connection has a thread.
-    await_that("the client is there", || threads(server[0]) > before);
-    std::thread::sleep(Duration::from_millis(50));
+    await_that("the client's write waits for the key", || in_flight(&scratch) > 0);
     let said = action(&scratch, &["close", "volume"], b"").refuses(5);
     assert!(said.contains("NBD client"), "{said}");
     assert!(copy.try_wait().expect("waited").is_none(), "it wrote without a key");
     action(&scratch, &["luksResume", "volume"], PASSPHRASE).passes();
     assert!(copy.wait().expect("it ends").success());
     action(&scratch, &["close", "volume"], b"").passes();
-    scratch.await_end(server[0]);
+    scratch.await_end(server);
     assert!(image.decrypted_by_python(&scratch)[..65536].iter().all(|byte| *byte == 5));
 }
 
@@ -461,8 +466,7 @@ fn what_nbd_clients_that_have_gone_wrote_is_given_up_by_close_and_told() {
     action(&scratch, &["luksSuspend", "volume"], b"").passes();
     let mut client = NbdClient::connect(&scratch.runtime(".volume.nbd")).expect("connected");
     client.send_write(0, &[5; 4096]).expect("sent");
-    // A server reads what has arrived before it sees the end.
-    std::thread::sleep(Duration::from_millis(200));
+    await_that("the server has the write", || in_flight(&scratch) > 0);
     drop(client);
     let said = action(&scratch, &["close", "volume"], b"").refuses(4);
     assert!(said.contains("waited for the key are lost (1, 4096 bytes)"), "{said}");
@@ -528,11 +532,6 @@ fn another_users_server_gets_no_key_and_nobody_is_asked_for_a_passphrase() {
     shown.passes();
 }
 
-fn threads(process: rustix::process::Pid) -> usize {
-    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
-    fs::read_dir(tasks).map_or(0, Iterator::count)
-}
-
 /// Waits for a thread of the test, which must not take longer than `patience`.
 fn ends<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
     let (say, said) = mpsc::channel();
@@ -541,8 +540,8 @@ fn ends<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static)
 }
 
 /// An image on a disk, or in this directory. Those in memory are served in another way.
-fn image_in(scratch: &Scratch, directory: Option<&Path>) -> Image {
-    let mut image = Image::by_cryptsetup(scratch, LUKS2, DATA);
+pub(crate) fn image_in(scratch: &Scratch, len: u64, directory: Option<&Path>) -> Image {
+    let mut image = Image::by_cryptsetup(scratch, LUKS2, len);
     if let Some(directory) = directory {
         let path = directory.join("image");
         fs::copy(&image.path, &path).expect("copied");
@@ -556,7 +555,7 @@ fn the_file_of_a_suspended_volume_is_looked_at_and_opened_while_programs_wait_fo
     for in_memory in [true, false] {
         let scratch = Scratch::new();
         let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let image = image_in(&scratch, in_memory.then_some(memory.path()));
+        let image = image_in(&scratch, DATA, in_memory.then_some(memory.path()));
         let path = open(&scratch, &image, "fuse");
         action(&scratch, &["luksSuspend", "volume"], b"").passes();
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
@@ -610,7 +609,7 @@ fn more_reads_of_a_suspended_volume_than_its_threads_have_room_for_keep_nobody_f
     for in_memory in [true, false] {
         let scratch = Scratch::new();
         let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let image = image_in(&scratch, in_memory.then_some(memory.path()));
+        let image = image_in(&scratch, DATA, in_memory.then_some(memory.path()));
         let path = open(&scratch, &image, "fuse");
         let threads = threads_named(scratch.server(), "fuse-");
         assert!(threads > 0);

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use crate::image::{DATA, Image, LUKS2};
 use crate::nbd_client::NbdClient;
+use crate::other_users::unused_user;
 use crate::process::{run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::server::PATIENCE;
@@ -189,7 +190,7 @@ fn top_shows_all_volumes_where_there_are_not_enough_threads() {
     let scratch = Scratch::new();
     let program = scratch.program("ucrypt", UCRYPT);
     // A user of this test alone, because the kernel counts threads by users.
-    let user = (200_000 + std::process::id()).to_string();
+    let user = unused_user().to_string();
     let dir = scratch.runtime("");
     std::fs::create_dir_all(&dir).expect("made");
     let number = user.parse().ok();
