@@ -3,8 +3,10 @@
 //!
 //! The service itself is `ucrypt@.service`, which is installed. For each line this writes what the service
 //! has to wait for, what waits for it, and who wants it. A line that is wrong gets its service too, which
-//! then fails with the reason: whoever waits for the volume is told, and does not wait for ever.
+//! then fails with the reason: whoever waits for the volume is told, and does not wait for ever. So it does unless
+//! another line of the same name is right: then the service is that line's.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -49,13 +51,14 @@ pub(crate) fn generate(args: &GeneratorArgs) -> Result<(), Failure> {
             return Err(failure);
         }
     };
+    let right: BTreeSet<_> = lines.iter().flatten().map(|entry| entry.name.clone()).collect();
     for line in lines {
         let (text, written) = match &line {
             Ok(entry) => (String::new(), write(args, &Unit::of(entry, &args.ucrypttab))),
             Err(problem) => {
                 let failure = problem.failure(&args.ucrypttab);
-                let unit =
-                    problem.name.as_ref().map(|_| Unit::of_problem(problem, &args.ucrypttab));
+                let fails = problem.name.as_ref().is_some_and(|name| !right.contains(name));
+                let unit = fails.then(|| Unit::of_problem(problem, &args.ucrypttab));
                 (failure.message, unit.map_or(Ok(()), |unit| write(args, &unit)))
             }
         };
@@ -335,6 +338,41 @@ mod tests {
             include_str!("../../../../dist/systemd/ucrypt-nbd@.socket"),
         ] {
             assert!(!unit.contains("%I"), "{unit}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_line_changes_nothing_of_the_right_one_of_its_name() {
+        let files = |table: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("table");
+            fs::write(&path, table).unwrap();
+            let normal = dir.path().join("normal");
+            let ucrypttab = path.clone();
+            let args = GeneratorArgs { normal: normal.clone(), early: None, late: None, ucrypttab };
+            generate(&args).unwrap();
+            let mut found = Vec::new();
+            for folder in fs::read_dir(&normal).unwrap().flatten() {
+                for file in fs::read_dir(folder.path()).unwrap().flatten() {
+                    let text = fs::read_to_string(file.path()).unwrap_or_default();
+                    let text = text.replace(&path.display().to_string(), "TABLE");
+                    let path = file.path();
+                    found.push((path.strip_prefix(&normal).unwrap().to_owned(), text));
+                }
+            }
+            found.sort();
+            found
+        };
+        let wrong = "data /dev/sdc1 none luks,frobnicate\n";
+        for right in [
+            "data /dev/sdb1 /etc/keys/d.key luks\n",
+            "data /dev/sdb1 none luks,noauto\n",
+            "data /dev/sdb1 none luks,as=nbd\n",
+        ] {
+            let expected = files(right);
+            assert!(!expected.is_empty());
+            assert_eq!(files(&format!("{right}{wrong}")), expected, "{right}");
+            assert_eq!(files(&format!("{wrong}{right}")), expected, "{right}");
         }
     }
 
