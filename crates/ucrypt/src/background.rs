@@ -55,6 +55,9 @@ use name_lock::NameLock;
 use resilience::Resilience;
 use suspend::Suspension;
 
+/// Where `attach` tells the server which table its volume is of.
+pub(crate) const TABLE_VARIABLE: &str = "UCRYPT_ATTACHED_BY";
+
 /// The hidden action that runs the server.
 pub(crate) const SERVER_ACTION: &str = "serve-in-background";
 
@@ -515,6 +518,7 @@ fn start(
         resizing: None,
         heartbeat: notifier.heartbeat(),
         mounted,
+        table: std::env::var_os(TABLE_VARIABLE).map(PathBuf::from),
         metrics,
         log: log_place,
         started: Instant::now(),
@@ -697,6 +701,16 @@ pub(crate) fn volume_of_image(image: &Path) -> Option<String> {
     open.find(|(_, status)| is_of_it(status)).map(|(name, _)| name)
 }
 
+/// The names of the volumes of this user that were opened by a line of this table, which may have changed since.
+pub(crate) fn attached_by(table: &Path) -> Result<Vec<String>, Failure> {
+    let table = std::path::absolute(table).unwrap_or_else(|_| table.into());
+    let table = table.display().to_string();
+    let is_of_it = |status: &Value| status["ucrypttab"].as_str() == Some(&table);
+    let answers = statuses(control::STATUS_PATIENCE)?.into_iter();
+    let attached = answers.filter(|(_, answer)| answer.as_ref().is_ok_and(is_of_it));
+    Ok(attached.map(|(name, _)| name).collect())
+}
+
 /// The status of a volume that is about to be closed and whose device node is `node`. Once its close is
 /// deferred, no link leads there.
 pub(crate) fn closing_volume_with(node: &Path) -> Option<Value> {
@@ -829,7 +843,8 @@ fn users_of(status: &Value) -> Users {
     users::beside(&[Place::File(path, file_system)], server)
 }
 
-/// The status of volumes, by name; the failure of those whose server does not answer.
+/// The status of volumes, by name; the failure of those whose server does not answer. One that is closed just now is
+/// not among them.
 pub(crate) type Answers = Vec<(String, Result<Value, String>)>;
 
 /// Asks the servers of all open volumes of this user; each may take so long.
@@ -840,7 +855,8 @@ pub(crate) fn statuses(patience: Duration) -> Result<Answers, Failure> {
         control::status_within(paths, patience).map_err(|failure| failure.message)
     });
     let names = all.iter().map(|paths| paths.name().to_owned());
-    Ok(names.zip(answers).collect())
+    let answers = names.zip(answers).filter_map(|(name, answer)| Some((name, answer.transpose()?)));
+    Ok(answers.collect())
 }
 
 /// Does the same with all of them at the same time, as far as there are threads. Returns the results in

@@ -77,7 +77,7 @@ pub(crate) struct DetachArgs {
     /// Names of volumes
     #[arg(value_name = "NAME", required_unless_present = "all")]
     names: Vec<String>,
-    /// Every entry of the table that is open, the last one first
+    /// Every entry of the table that is open, the last one first; then what was attached by lines that have gone
     #[arg(long, conflicts_with = "names")]
     all: bool,
     /// If a volume is in use, wait so long for its users to go
@@ -86,6 +86,15 @@ pub(crate) struct DetachArgs {
     /// The table
     #[arg(long, value_name = "FILE", default_value = TABLE)]
     ucrypttab: PathBuf,
+}
+
+/// Reads a table for all of its volumes. The system's need not be there: then there are none.
+fn read_all(path: &Path) -> Result<Vec<Line>, Failure> {
+    if path == Path::new(TABLE) && !path.exists() {
+        say_verbose(format_args!("there is no {}.", path.display()));
+        return Ok(Vec::new());
+    }
+    read(path)
 }
 
 /// Reads a table.
@@ -131,7 +140,7 @@ pub(crate) fn attach(args: &AttachArgs) -> Result<(), Failure> {
 }
 
 fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
-    let lines = read(&args.ucrypttab)?;
+    let lines = if args.all { read_all(&args.ucrypttab) } else { read(&args.ucrypttab) }?;
     if args.check {
         return check(args, &lines);
     }
@@ -240,6 +249,9 @@ fn open_command(args: &AttachArgs, entry: &Entry) -> Result<Command, Failure> {
         }
         None => {}
     }
+    // So that `detach --all` finds it when its line has gone or has another name.
+    let table = std::path::absolute(&args.ucrypttab).unwrap_or_else(|_| args.ucrypttab.clone());
+    command.env(background::TABLE_VARIABLE, table);
     command.args(&entry.options.words).arg(entry.source.find()?).arg(&entry.name);
     Ok(command)
 }
@@ -343,40 +355,82 @@ fn names(lines: Vec<Line>) -> Vec<String> {
 }
 
 pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
-    // What is open is closed by its name, whatever became of the table.
-    let lines = read(&args.ucrypttab);
-    let of_table = if args.all { names(lines?) } else { lines.map(names).unwrap_or_default() };
-    let names =
-        if args.all { of_table.iter().rev().cloned().collect() } else { args.names.clone() };
+    if !args.all {
+        // What is open is closed by its name, whatever became of the table.
+        let of_table = read(&args.ucrypttab).map(names).unwrap_or_default();
+        return detach_each(args, &args.names, &of_table);
+    }
+    let of_table = names(read_all(&args.ucrypttab)?);
+    let mut others = background::attached_by(&args.ucrypttab)?;
+    others.retain(|name| !of_table.contains(name));
+    let in_order: Vec<_> = of_table.iter().rev().cloned().collect();
+    if others.is_empty() {
+        return detach_each(args, &in_order, &of_table);
+    }
+    // Nobody knows whose image is on whose volume any more: one that is in use waits for the others.
+    let mut left = [in_order, others].concat();
     let mut ended = Ok(());
-    for name in &names {
-        let closed = RuntimePaths::of_open(name).and_then(|paths| {
-            if background::is_open_elsewhere(&paths) {
-                return Err(Failure::busy(format!(
-                    "{name} was opened with another runtime directory than {}: set or unset XDG_RUNTIME_DIR as \
-                     it was then (services have none), or stop its service",
-                    paths.dir().display()
-                )));
+    loop {
+        let before = left.len();
+        left.retain(|name| match detach_one(args, name, Duration::ZERO, &of_table) {
+            Err(failure) if failure.is_busy() => true,
+            closed => {
+                keep(&mut ended, closed);
+                false
             }
-            if !background::is_open(&paths) {
-                // A service may have ended by itself, so this is no error.
-                if of_table.contains(name) {
-                    say_verbose(format_args!("{name} is not open."));
-                } else {
-                    say_line(format_args!(
-                        "{name} is not open, and {} has no entry {name}; ucrypt list shows what is open",
-                        args.ucrypttab.display()
-                    ));
-                }
-                return Ok(());
-            }
-            background::close_patiently(name, Duration::from_secs(args.wait))
         });
-        match (closed, &ended) {
-            (Ok(()), _) => {}
-            (Err(failure), Ok(())) => ended = Err(failure),
-            (Err(failure), Err(_)) => say_line(failure),
+        if left.is_empty() || left.len() == before {
+            break;
         }
     }
+    keep(&mut ended, detach_each(args, &left, &of_table));
     ended
+}
+
+/// The first failure is the result, the others are said.
+fn keep(ended: &mut Result<(), Failure>, closed: Result<(), Failure>) {
+    match (closed, &ended) {
+        (Ok(()), _) => {}
+        (closed, Ok(())) => *ended = closed,
+        (Err(failure), Err(_)) => say_line(failure),
+    }
+}
+
+fn detach_each(args: &DetachArgs, names: &[String], of_table: &[String]) -> Result<(), Failure> {
+    let mut ended = Ok(());
+    for name in names {
+        let wait = Duration::from_secs(args.wait);
+        keep(&mut ended, detach_one(args, name, wait, of_table));
+    }
+    ended
+}
+
+/// Closes a volume if it is open; waits so long for its users to go.
+fn detach_one(
+    args: &DetachArgs,
+    name: &str,
+    wait: Duration,
+    of_table: &[String],
+) -> Result<(), Failure> {
+    let paths = RuntimePaths::of_open(name)?;
+    if background::is_open_elsewhere(&paths) {
+        return Err(Failure::busy(format!(
+            "{name} was opened with another runtime directory than {}: set or unset XDG_RUNTIME_DIR as \
+             it was then (services have none), or stop its service",
+            paths.dir().display()
+        )));
+    }
+    if background::is_open(&paths) {
+        return background::close_patiently(name, wait);
+    }
+    // A service may have ended by itself, so this is no error.
+    if of_table.iter().any(|it| it == name) {
+        say_verbose(format_args!("{name} is not open."));
+    } else {
+        say_line(format_args!(
+            "{name} is not open, and {} has no entry {name}; ucrypt list shows what is open",
+            args.ucrypttab.display()
+        ));
+    }
+    Ok(())
 }

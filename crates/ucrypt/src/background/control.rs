@@ -79,14 +79,25 @@ pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failu
     let _waiting = match request {
         Request::Close => Some(Waiting::begin(&format!("closing {name}: flushing the image"))),
         Request::Suspend => Some(Waiting::begin(&format!("suspending {name}"))),
+        Request::Resize { .. } => Some(Waiting::begin(&format!("resizing {name}"))),
         _ => None,
     };
     answered(paths, exchange(stream, request, patience))
 }
 
-/// As [`ask`] for the status, from a server that answers in this time.
-pub(super) fn status_within(paths: &RuntimePaths, patience: Duration) -> Result<Value, Failure> {
-    answered(paths, exchange(connect(paths, patience)?, Request::Status, patience))
+/// As [`ask`] for the status, from a server that answers in this time; `None` if the volume is closed just now.
+pub(super) fn status_within(
+    paths: &RuntimePaths,
+    patience: Duration,
+) -> Result<Option<Value>, Failure> {
+    let stream = match connect(paths, patience) {
+        Err(_) if !paths.are_in_use() => return Ok(None),
+        stream => stream?,
+    };
+    match exchange(stream, Request::Status, patience) {
+        Ok(None) if is_gone(paths, patience) => Ok(None),
+        answer => answered(paths, answer).map(Some),
+    }
 }
 
 /// As [`ask`] for the status, but only of a server of this user, as [`resume`] needs one.
@@ -124,7 +135,7 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
     })?;
     answer.ok_or_else(|| {
         // Somebody else has closed it, and it had nothing to say.
-        if is_gone(paths) {
+        if is_gone(paths, END_PATIENCE) {
             return Failure::device(format!(
                 "{name} is not open any more: it was closed meanwhile"
             ));
@@ -134,8 +145,8 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
 }
 
 /// Whether nothing is left of a volume whose server ends just now. A log that says why it ended stays.
-fn is_gone(paths: &RuntimePaths) -> bool {
-    let deadline = Instant::now() + END_PATIENCE;
+fn is_gone(paths: &RuntimePaths, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience.min(END_PATIENCE);
     // It holds the name until its files are removed, whoever keeps it from its processor.
     while name_lock::is_held(paths) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

@@ -59,6 +59,8 @@ pub(super) struct Life {
     pub(super) heartbeat: Heartbeat,
     /// Where `mount` mounts the volume, if it has opened it.
     pub(super) mounted: Option<PathBuf>,
+    /// The table whose line `attach` has opened.
+    pub(super) table: Option<PathBuf>,
     pub(super) metrics: Option<Metrics>,
     /// Where the server logs, for `status`.
     pub(super) log: String,
@@ -417,6 +419,7 @@ impl Life {
             "suspended": self.suspension.is_suspended(),
             "device": self.device,
             "mounted": self.mounted.as_ref().map(|dir| dir.display().to_string()),
+            "ucrypttab": self.table.as_ref().map(|table| table.display().to_string()),
             "volume": self.opened.facts,
             "counters": {
                 "reads": totals.reads,

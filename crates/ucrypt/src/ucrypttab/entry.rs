@@ -10,7 +10,7 @@ use std::process::Command;
 
 use clap::CommandFactory;
 
-use super::options::{KeyFile, Options, refuse_other_device};
+use super::options::{KeyFile, Options, in_names_of_the_table, refuse_other_device};
 use super::udev;
 use crate::failure::Failure;
 use crate::octal::unescaped;
@@ -244,7 +244,7 @@ fn parse_line(line: usize, text: &[u8], key_folders: &[&Path]) -> Line {
     };
     let mut options = Options::parse(options, key_file).map_err(wrong)?;
     let key = named.or(of_its_name.filter(|_| !options.has_other_key));
-    check(&options.words, &name).map_err(wrong)?;
+    check(&options.words, &name).map_err(|said| wrong(in_names_of_the_table(&said)))?;
     if options.is_device && !udev::takes(&name) {
         options.notes.push(
             "the name: udev takes letters, digits and . _ - + : @ only, so that systemd does not find the device"

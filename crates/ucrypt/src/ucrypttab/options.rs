@@ -181,6 +181,46 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("pkcs11-uri", TOKENS),
 ];
 
+/// The options of systemd's crypttab that describe a volume without a header, and the words for `open`.
+const OF_PLAIN: &[(&str, &str)] = &[
+    ("cipher", "--cipher"),
+    ("size", "--key-size"),
+    ("hash", "--hash"),
+    ("offset", "--offset"),
+    ("skip", "--skip"),
+    ("sector-size", "--sector-size"),
+];
+
+/// Why they mean nothing for a LUKS volume.
+const HAS_HEADER: &str =
+    "means nothing here: the LUKS header says it; plain is for a volume without one";
+
+/// What `open` says of its options, with the names that the table has for them.
+pub(super) fn in_names_of_the_table(text: &str) -> String {
+    let mut said = String::new();
+    let mut rest = text.replace("--type plain", "plain");
+    while let Some(at) = rest.find("--") {
+        said.push_str(&rest[..at]);
+        let word = &rest[at + 2..];
+        let len = word.find(|c: char| !c.is_ascii_alphanumeric() && !"-_".contains(c));
+        let (long, behind) = word.split_at(len.unwrap_or(word.len()));
+        let known = OPTIONS.iter().find_map(|(name, meaning)| match meaning {
+            Flag(option) if *option == long => Some((*name).to_owned()),
+            Value(option) if *option == long => Some(format!("{name}=")),
+            Meaning::Own(Own::Timeout | Own::Tries, _) if *name == long => Some(format!("{name}=")),
+            _ => None,
+        });
+        // The value's kind, as help shows it.
+        let behind = match behind.strip_prefix(" <").and_then(|it| it.split_once('>')) {
+            Some((_, behind)) if known.is_some() => behind,
+            _ => behind,
+        };
+        said.push_str(&known.unwrap_or_else(|| format!("--{long}")));
+        rest = behind.to_owned();
+    }
+    said + &rest
+}
+
 /// The options and what they mean, for the manual page.
 pub(crate) fn for_pages() -> impl Iterator<Item = (&'static str, Meaning)> {
     OPTIONS.iter().copied()
@@ -299,6 +339,19 @@ impl Options {
         Ok(options)
     }
 
+    /// Leaves out what describes a volume without a header: systemd takes it for LUKS volumes too, and ignores it. A
+    /// volume key is no passphrase, and has its size.
+    fn forget_plain(&mut self, has_volume_key: bool) {
+        for (name, option) in OF_PLAIN {
+            let is_it =
+                |word: &String| word.strip_prefix(option).is_some_and(|it| it.starts_with('='));
+            if !(has_volume_key && *name == "size") && self.words.iter().any(is_it) {
+                self.words.retain(|word| !is_it(word));
+                self.notes.push(format!("{name}: {HAS_HEADER}"));
+            }
+        }
+    }
+
     fn take(&mut self, option: &str, value: &str) -> Result<(), String> {
         match option {
             "header" | "volume-key-file" => {
@@ -327,6 +380,9 @@ impl Options {
             format!("--type={}", if kind == Some(Own::Plain) { "plain" } else { "luks" }),
         );
         let has_volume_key = has("volume-key-file");
+        if kind != Some(Own::Plain) {
+            self.forget_plain(has_volume_key);
+        }
         if has_volume_key && key == KeyFile::Named {
             return Err("a key file has no effect beside volume-key-file=; write none".into());
         }
@@ -558,6 +614,34 @@ mod tests {
         let error =
             Options::parse("plain,cipher=aes,size=256,hash=sha256", KeyFile::Named).unwrap_err();
         assert!(error.contains("hash="), "{error}");
+    }
+
+    #[test]
+    fn what_describes_a_plain_volume_means_nothing_for_one_with_a_header() {
+        for text in ["luks,cipher=aes-xts-plain64,size=512,hash=sha256", "size=256"] {
+            let options = Options::parse(text, KeyFile::None).unwrap();
+            assert_eq!(options.words, ["--type=luks"], "{text}");
+            let notes = text.matches('=').count();
+            assert_eq!(options.notes.len(), notes, "{:?}", options.notes);
+            assert!(options.notes.iter().all(|note| note.contains("the LUKS header says it")));
+        }
+        let options = Options::parse("volume-key-file=/k,size=512", KeyFile::None).unwrap();
+        assert!(options.words.contains(&"--key-size=512".into()), "it is the key's");
+    }
+
+    #[test]
+    fn messages_name_the_options_as_the_table_does() {
+        for (said, expected) in [
+            ("--key-size describes a plain volume", "size= describes a plain volume"),
+            ("add --type plain if", "add plain if"),
+            ("invalid value 'x' for '--key-size <BITS>': no", "invalid value 'x' for 'size=': no"),
+            ("--allow-discards and --no-such", "discard and --no-such"),
+            ("--offset", "offset="),
+            ("--tries has no effect", "tries= has no effect"),
+            ("a -- b", "a -- b"),
+        ] {
+            assert_eq!(in_names_of_the_table(said), expected);
+        }
     }
 
     #[test]

@@ -316,6 +316,29 @@ fn servers_that_stand_still_keep_the_others_neither_from_the_list_nor_from_their
     assert_eq!(await_end(&mut close).code(), Some(4));
 }
 
+/// As one whose close was deferred ends with its last user.
+#[test]
+fn a_volume_that_is_closed_while_it_is_asked_is_not_listed_as_a_dead_one() {
+    let scratch = Scratch::new();
+    fs::DirBuilder::new().mode(0o700).create(scratch.runtime("")).expect("a directory");
+    let socket = scratch.runtime(".volume.sock");
+    let server = UnixListener::bind(&socket).expect("a socket");
+    for (is_orderly, expected) in [(false, 1), (true, 0)] {
+        let mut list = scratch.ucrypt_child(&["list", "--json"]);
+        let mut list = list.stdout(Stdio::piped()).spawn().expect("started");
+        let asked = server.accept().expect("asked");
+        if is_orderly {
+            fs::remove_file(&socket).expect("removed");
+        }
+        drop(asked);
+        let mut listed = Vec::new();
+        list.stdout.take().expect("a pipe").read_to_end(&mut listed).expect("read");
+        assert!(await_end(&mut list).success());
+        let listed: Value = serde_json::from_slice(&listed).expect("JSON");
+        assert_eq!(listed.as_array().map(Vec::len), Some(expected), "{listed}");
+    }
+}
+
 /// A server that is killed between its lock in `/dev/ucrypt` and its link leaves no link to find it by.
 #[test]
 fn what_a_killed_server_left_beside_the_links_of_devices_goes_with_its_name() {

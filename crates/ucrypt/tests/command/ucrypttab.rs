@@ -372,11 +372,13 @@ fn a_wait_beyond_all_times_is_no_panic() {
 fn a_check_names_what_open_would_refuse() {
     let scratch = Scratch::new();
     for (options, word) in [
-        ("luks,cipher=aes-xts-plain64,size=512", "describes a plain volume"),
+        ("luks,iv-large-sectors", "iv-large-sectors describes a plain volume"),
         ("luks,readonly,read-only", "multiple times"),
         ("luks,key-slot=x", "invalid value 'x'"),
         ("luks,dispatch=nonsense", "no dispatch policy"),
-        ("luks,tries=2,volume-key-file=/k", "--volume-key-file"),
+        ("luks,tries=2,volume-key-file=/k", "tries= has no effect beside volume-key-file="),
+        ("luks,size=x,volume-key-file=/k", "invalid value 'x' for 'size='"),
+        ("plain,cipher=aes,size=256,hash=sha256,key-slot=1", "key-slot= has no effect"),
         ("luks,header-digest=sha256:00", "no digest"),
     ] {
         let table = table(&scratch, &format!("a /a none {options}\n"));
@@ -384,7 +386,72 @@ fn a_check_names_what_open_would_refuse() {
         let text = String::from_utf8(checked.stdout).expect("text");
         assert!(text.contains("WRONG: ") && text.contains(word), "{options}: {text}");
         assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(!text.contains("--"), "options of open in {text}");
     }
+}
+
+/// systemd ignores for a LUKS volume what describes one without a header.
+#[test]
+fn a_line_of_crypttab_with_options_of_plain_volumes_opens_its_luks_volume() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    let options = "luks,as=nbd,cipher=aes-xts-plain64,size=512,hash=sha256";
+    let table = table(&scratch, &format!("one {dir}/one {key} {options}\n"));
+    let checked = run(&mut on_table(&scratch, &table, &["attach", "--check"]), b"").text();
+    for name in ["cipher", "size", "hash"] {
+        assert!(checked.contains(&format!("{name}: means nothing here")), "{checked}");
+    }
+    run(&mut on_table(&scratch, &table, &["attach", "--all"]), b"").passes();
+    assert_eq!(names(&scratch), ["one"]);
+    run(&mut on_table(&scratch, &table, &["detach", "--all"]), b"").passes();
+}
+
+#[test]
+fn a_volume_whose_line_has_gone_or_has_another_name_is_closed_with_the_others() {
+    let scratch = Scratch::new();
+    let image = two_volumes(&scratch);
+    let (dir, key) = (scratch.path("").display().to_string(), image.key.display());
+    // The second one's image is the first one's file.
+    let served = scratch.runtime("one").display().to_string();
+    scratch.file("plain-key", &[7; 32]);
+    let text = format!(
+        "one {dir}/one {key} as=fuse\n\
+         above {served} {dir}/plain-key plain,cipher=aes-xts-plain64,size=256,as=nbd\n\
+         two {dir}/two {key} as=nbd\n"
+    );
+    let table_path = table(&scratch, &text);
+    for kept in [&["one", "above"][..], &["above", "two"], &["one"], &[]] {
+        table(&scratch, &text);
+        run(&mut on_table(&scratch, &table_path, &["attach", "--all"]), b"").passes();
+        // Not of this table.
+        let mut open = scratch.ucrypt(&["open", "--as", "nbd", "--backend", "mem:1M", "own"]);
+        run(open.arg("--log").arg(scratch.path("log")), b"").passes();
+        assert_eq!(names(&scratch), ["above", "one", "own", "two"]);
+        let lines = text.lines().map(|line| {
+            let is_kept = kept.iter().any(|name| line.starts_with(&format!("{name} ")));
+            if is_kept { format!("{line}\n") } else { format!("new-{line}\n") }
+        });
+        table(&scratch, &lines.collect::<String>());
+        run(&mut on_table(&scratch, &table_path, &["detach", "--all"]), b"").passes();
+        assert_eq!(names(&scratch), ["own"], "{kept:?}");
+        run(&mut scratch.ucrypt(&["close", "own"]), b"").passes();
+    }
+}
+
+/// As the init scripts call it where the package has just been installed.
+#[test]
+fn without_the_systems_table_there_is_nothing_to_attach_or_to_detach() {
+    let scratch = Scratch::new();
+    let text = "
+        mkdir etc; mount --bind etc /etc
+        $1 attach --all; $1 detach --all
+        status=0; $1 attach one 2>said || status=$?
+        [ $status = 4 ]; grep -q 'cannot read /etc/ucrypttab' said";
+    let mut shell = crate::namespace::script(&scratch, text, &[crate::scratch::UCRYPT]);
+    let ran = run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"");
+    assert_eq!(ran.stderr, "");
+    ran.passes();
 }
 
 #[test]
