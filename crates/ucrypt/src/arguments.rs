@@ -130,8 +130,23 @@ fn in_front(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
+/// The old names, and the actions that they stand for.
+pub(crate) fn old_names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    OLD_NAMES.iter().map(|(old, [action, ..])| (*old, *action))
+}
+
 /// Replaces an old name of the action.
 fn expand(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.first().is_some_and(|action| action == "help") {
+        // The other words name an action. Who asks for help on help gets it anyway.
+        words.retain(|word| !["-h", "-?", "--help"].iter().any(|help| word == help));
+        if let Some(of) = words.get_mut(1)
+            && let Some((_, action)) = old_names().find(|(old, _)| of == old)
+        {
+            *of = action.into();
+        }
+        return words;
+    }
     let old = OLD_NAMES.iter().find(|(old, _)| words.first().is_some_and(|action| action == *old));
     if let Some((_, new)) = old {
         words.splice(..1, new.iter().map(OsString::from));
@@ -205,6 +220,13 @@ mod tests {
         );
         assert_eq!(expanded(&["--no-such", "open"]), ["--no-such", "open"]);
         assert_eq!(expanded(&["-v", "-?"]), ["-v", "-?"]);
+    }
+
+    #[test]
+    fn help_takes_old_names_and_a_call_for_help() {
+        assert_eq!(expanded(&["help", "close", "-h"]), ["help", "close"]);
+        assert_eq!(expanded(&["help", "luksOpen", "--help"]), ["help", "open"]);
+        assert_eq!(expanded(&["help", "-?"]), ["help"]);
     }
 
     #[test]

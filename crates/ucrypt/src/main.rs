@@ -330,7 +330,7 @@ fn run(action: Action) -> Result<(), Failure> {
         Action::Doctor(args) => doctor::run(&args),
         Action::Demo(args) => demo::run(&args),
         Action::Lab(args) => lab::run(&args),
-        Action::Completions(args) => pages::completions(&args, help::arranged(Cli::command())),
+        Action::Completions(args) => pages::completions(&args, &help::arranged(Cli::command())),
         Action::ManPages(args) => pages::man_pages(&args, help::arranged(Cli::command())),
         Action::Background(args) => background::serve(&args),
         Action::BackgroundMount(args) => mount::serve(&args),

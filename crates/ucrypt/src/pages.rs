@@ -14,6 +14,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 
+use crate::arguments;
 use crate::failure::Failure;
 use crate::stdio;
 
@@ -33,10 +34,26 @@ pub(crate) struct ManPagesArgs {
 }
 
 /// Carries out `completions`: prints the script that the shell reads.
-pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> Result<(), Failure> {
+pub(crate) fn completions(args: &CompletionsArgs, command: &Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command, "ucrypt", &mut script);
+    clap_complete::generate(args.shell, &mut shown(command), "ucrypt", &mut script);
     stdio::Stdout::get()?.put(&script)
+}
+
+/// The command without the actions that only programs call, and with the old names of
+/// actions.
+fn shown(command: &Command) -> Command {
+    let actions = command.get_subcommands().filter(|action| !action.is_hide_set()).cloned();
+    let actions = actions.map(|action| {
+        let of = action.get_name().to_owned();
+        let old = arguments::old_names().filter(|(_, action)| *action == of).map(|(old, _)| old);
+        action.visible_aliases(old)
+    });
+    Command::new("ucrypt")
+        .version(crate::VERSION)
+        .args(command.get_arguments().cloned())
+        .subcommands(actions)
+        .disable_help_flag(true)
 }
 
 /// Carries out `man-pages`: writes `ucrypt.8`, `ucrypt-ACTION.8` for each action, `ucrypttab.5`, and

@@ -175,6 +175,13 @@ fn completions_know_every_action_and_bash_completes_with_them() {
         for action in &actions {
             assert!(script.contains(action.as_str()), "{shell}: {action}");
         }
+        for old in ["luksOpen", "plainOpen", "luksClose"] {
+            assert!(script.contains(old), "{shell}: {old}");
+        }
+        // What only programs call.
+        for internal in ["in-background", "systemd-generator", "man-pages"] {
+            assert!(!script.contains(internal), "{shell}: {internal}");
+        }
         scratch.file(shell, script.as_bytes());
     }
     let line = "source ./bash; COMP_WORDS=(ucrypt luksKil); COMP_CWORD=1; \

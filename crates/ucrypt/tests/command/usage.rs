@@ -14,6 +14,7 @@ fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading()
     let help = |line: &[&str]| run(&mut scratch.ucrypt(line), b"").text();
     let open = help(&["open", "--help"]);
     assert!(help(&["help"]) == help(&["--help"]) && help(&["help", "open"]) == open);
+    assert!(help(&["help", "open", "-h"]) == open && help(&["help", "luksOpen"]) == open);
     // What most people need, and where the rest is.
     let short = help(&["open", "-h"]);
     assert!(help(&["-h"]) == help(&["-?"]) && help(&["open", "-?"]) == short);
