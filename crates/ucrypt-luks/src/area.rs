@@ -104,6 +104,7 @@ pub(crate) fn key_buffer(cipher: &CipherSpec, len: u32) -> Result<Vec<u8>> {
     if cipher.is_null() || cipher.key_sizes().contains(len as usize) {
         return zeroed(u64::from(len));
     }
-    let problem = format!("a key of {len} bytes is not one of {} bytes", cipher.key_sizes());
+    let (bits, sizes) = (u64::from(len) * 8, cipher.key_sizes().in_bits());
+    let problem = format!("a key of {bits} bits is not one of {sizes} bits");
     Err(Error::Cipher { place: format!("keyslot area with {cipher}"), problem })
 }

@@ -77,7 +77,7 @@ pub use medium::{
     write_verified,
 };
 pub use memory::{Permit, guard_memory};
-pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key};
+pub use new_volume::{NewVolume, Tools, overwrite, random_volume_key, wrong_size};
 pub use pbkdf::{
     ARGON2_MEMORY_MIN_KIB, ARGON2_TIME_MIN, Cost, Machine, PBKDF2_ITERATIONS_MIN, Pbkdf, PbkdfKind,
 };

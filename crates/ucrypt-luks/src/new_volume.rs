@@ -71,6 +71,12 @@ pub struct Tools<'a> {
     pub machine: Machine,
 }
 
+/// What to say of a key of `len` bytes that a cipher does not take: people count its bits.
+pub fn wrong_size(cipher: &CipherSpec, len: u32) -> String {
+    let (sizes, bits) = (cipher.key_sizes().in_bits(), u64::from(len) * 8);
+    format!("{cipher} takes keys of {sizes} bits, not of {bits}")
+}
+
 /// A random volume key of `len` bytes.
 pub fn random_volume_key(len: u32, random: Random<'_>) -> Result<Zeroizing<Vec<u8>>> {
     if len as usize > KEY_LEN_MAX {
@@ -96,9 +102,7 @@ impl NewVolume {
             self.cipher.key_sizes().contains(len)
         };
         if !fits {
-            let (cipher, sizes) = (&self.cipher, self.cipher.key_sizes());
-            let problem = format!("{cipher} takes keys of {sizes} bytes, not of {len}");
-            return Err(Error::request(problem));
+            return Err(Error::request(wrong_size(&self.cipher, len as u32)));
         }
         if self.cipher.cipher_mode().is_empty() {
             let cipher = &self.cipher;

@@ -25,6 +25,11 @@ impl KeySizes {
         self.0.iter().copied()
     }
 
+    /// The lengths in bits, as the list that is displayed.
+    pub fn in_bits(&self) -> impl fmt::Display + use<> {
+        self.map(|bytes| bytes * 8)
+    }
+
     /// Applies `f` to each length: doubled for XTS, plus a tweak key for LRW, …
     pub(crate) fn map(&self, f: impl Fn(usize) -> usize) -> Self {
         Self::new(self.iter().map(f).collect())
@@ -66,5 +71,8 @@ mod tests {
         assert_eq!(KeySizes::new(vec![16]).to_string(), "16");
         assert_eq!(KeySizes::new(vec![64, 32, 48]).to_string(), "32, 48 or 64");
         assert_eq!(KeySizes::new((4..=56).collect()).to_string(), "4 to 56");
+        assert_eq!(KeySizes::new(vec![64, 32]).in_bits().to_string(), "256 or 512");
+        let blowfish = KeySizes::new((4..=56).collect());
+        assert_eq!(blowfish.in_bits().to_string(), "32 to 448 in steps of 8");
     }
 }

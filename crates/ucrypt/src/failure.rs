@@ -101,6 +101,13 @@ impl From<ucrypt_luks::Error> for Failure {
             | Luks::Sync(_)
             | Luks::NotWiped(_)
             | Luks::NotStored { .. } => Self::device(error),
+            Luks::NotLuks { .. } => Self::wrong(format!(
+                "{error}; a detached header is named with --header, and a volume without one opened with \
+                 --type plain"
+            )),
+            Luks::InactiveKeyslot(_) => {
+                Self::wrong(format!("{error}; luksDump shows those that are"))
+            }
             error => Self::wrong(error),
         }
     }

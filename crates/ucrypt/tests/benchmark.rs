@@ -180,9 +180,9 @@ fn names_that_are_not_known_are_refused_by_name_with_those_that_are() {
 #[test]
 fn numbers_that_break_a_rule_are_refused_with_the_rule() {
     for (args, rule) in [
-        ("-c aes-xts-plain64 -s 128", "32, 48 or 64 bytes"),
-        ("-c aes-xts-plain64 -s 0", "32, 48 or 64 bytes"),
-        ("-c aes-xts-plain64 -s 8888888888888888888", "32, 48 or 64 bytes"),
+        ("-c aes-xts-plain64 -s 128", "256, 384 or 512 bits"),
+        ("-c aes-xts-plain64 -s 0", "256, 384 or 512 bits"),
+        ("-c aes-xts-plain64 -s 8888888888888888888", "256, 384 or 512 bits"),
         ("-c aes-xts-plain64 -s 257", "a multiple of 8 bits"),
         ("-c cast5-xts-plain64", "blocks of 16 bytes"),
         ("-s 256", "--cipher"),

@@ -241,7 +241,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
         (&["--type", "luks3"], 1, "luks3"),
         (&["--cipher", "aes-xyz-plain64"], 1, "xyz"),
         (&["--key-size", "500"], 1, "multiple of 8"),
-        (&["--key-size", "504"], 1, "64 bytes"),
+        (&["--key-size", "504"], 1, "512 bits"),
         (&["--hash", "md5"], 1, "too short for LUKS"),
         (&["--hash", "md6"], 1, "hash \"md6\" is not supported"),
         (&["--pbkdf", "scrypt"], 1, "\"scrypt\""),

@@ -180,3 +180,35 @@ fn old_names_of_actions_work() {
     let ran = ucrypt(&["tcryptOpen", image, "name"], b"");
     assert!(stderr(&ran).contains("tcryptOpen is not supported yet"), "{}", stderr(&ran));
 }
+
+#[test]
+fn a_message_names_the_option_in_its_units_and_what_to_do() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str, len: u64| {
+        let path = dir.path().join(name);
+        fs::File::create(&path).and_then(|file| file.set_len(len)).expect("made");
+        text(&path).to_owned()
+    };
+    let (image, empty) = (path("image", 20 << 20), path("empty", 20 << 20));
+    let sizes = "aes-xts-plain64 takes keys of 256, 384 or 512 bits, not of 128";
+    let format = [&["luksFormat", "-q"][..], CHEAP, &[&image]].concat();
+    let refused = |line: &[&str], said: &str| {
+        let ran = ucrypt(line, b"one");
+        assert_eq!(code(&ran), 1, "{line:?}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains(said), "{line:?}: {}", stderr(&ran));
+    };
+    refused(&[&format[..], &["-s", "128"]].concat(), &format!("--key-size: {sizes}"));
+    good(&ucrypt(&format, b"one"));
+    let area = ["--keyslot-cipher", "aes-xts-plain64", "--keyslot-key-size", "128"];
+    let said = format!("--keyslot-key-size: {sizes}");
+    refused(&[&["luksAddKey", &image][..], &area].concat(), &said);
+    refused(&["luksKillSlot", "-q", &image, "9"], "luksDump shows those that are");
+    refused(&["luksDump", &empty], "--header");
+    refused(&["open", "--test-passphrase", &empty], "--type plain");
+    let backup = ["luksHeaderBackup", "--header-backup-file", &empty, &image];
+    refused(&backup, "name a new one");
+    let open = ["open", "--backend", "mem:1M", "--as", "nbd", "--key-size", "128", "volume"];
+    refused(&open, "no key of 128 bits; use --key-size");
+    let advise = ["lab", "advise", "--cipher", "aes-xts-plain64", "--key-size", "128", &image];
+    refused(&advise, &format!("--key-size: {sizes}"));
+}

@@ -121,8 +121,8 @@ impl Keyed {
         let accepted = spec.key_sizes();
         if !accepted.contains(key_bits / 8) {
             return Err(Failure::wrong(format!(
-                "{spec} takes a key of {accepted} bytes; --key-size {key_bits} are {}",
-                key_bits / 8
+                "--key-size: {spec} takes keys of {} bits, not of {key_bits}",
+                accepted.in_bits()
             )));
         }
         // Any key will do, as long as no two parts of it are alike.

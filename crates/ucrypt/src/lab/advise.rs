@@ -192,10 +192,8 @@ fn plain(args: &AdviseArgs, cipher: &str, image: PathBuf) -> Result<Subject, Fai
     }
     check_sector_size(sector_size)?;
     if !cipher.key_sizes().contains(key_bytes) {
-        return Err(Failure::wrong(format!(
-            "{cipher} takes keys of {} bytes, not of {key_bytes}",
-            cipher.key_sizes()
-        )));
+        let said = ucrypt_luks::wrong_size(&cipher, key_bytes as u32);
+        return Err(Failure::wrong(format!("--key-size: {said}")));
     }
     Ok(Subject {
         image,

@@ -15,6 +15,7 @@ use super::confirm::{confirm, confirm_on_keys};
 use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look, reserve};
 use super::keys::removed;
 use crate::failure::Failure;
+use crate::progress::Waiting;
 use crate::secrecy;
 use crate::stdio::{say, say_line};
 
@@ -51,10 +52,14 @@ pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
 
 /// Saves a header, which was read from `image`, in a new file.
 pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
+    let _waiting = Waiting::begin(&format!("saving the header in {}", path.display()));
     let bytes = header.backup(image)?;
     let shown = path.display();
     let Some(mut made) = NewFile::create(path)? else {
-        return Err(Failure::wrong(format!("requested header backup file {shown} already exists")));
+        return Err(Failure::wrong(format!(
+            "requested header backup file {shown} already exists; name a new one, because an old backup may \
+             be the only one"
+        )));
     };
     made.write(&bytes)
         .map_err(|error| Failure::device(format!("cannot write the backup to {shown}: {error}")))?;
@@ -82,6 +87,7 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     if image_len < needed {
         grow(place, needed)?;
     }
+    let _waiting = Waiting::begin(&format!("restoring the header of {name}"));
     let (lock, image) = lock_to_change(place)?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
@@ -218,6 +224,7 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     confirm_on_keys(&warning, args.header.batch_mode, ", keyslots were NOT wiped")?;
     let locked = args.header.lock()?;
     let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
+    let _waiting = Waiting::begin(&format!("erasing the keyslots of {name}"));
     let change = locked.header.erase(&image, damage, &mut secrecy::random)?;
     locked.destroy(&change.writes)?;
     locked.header.keyslots().into_iter().for_each(removed);

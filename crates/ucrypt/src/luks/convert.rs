@@ -14,6 +14,7 @@ use super::change::lock_header;
 use super::confirm::confirm_on_keys;
 use super::image::{Grown, HeaderImage, grow, open_to_look, reserve};
 use crate::failure::Failure;
+use crate::progress::Waiting;
 use crate::secrecy;
 use crate::stdio::say_line;
 use crate::volume::is_same;
@@ -163,6 +164,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;
     }
+    let _waiting = Waiting::begin(&format!("converting {}", args.place().display()));
     write_verified(&medium, &plan.writes).map_err(|error| {
         let failure = Failure::from(error);
         let remedy = match &args.header_backup_file {

@@ -7,7 +7,7 @@ use ucrypt_image::new_header::check_apart;
 use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES, find_hash};
 use ucrypt_sector::{CipherSpec, Mode};
 
-use super::new_key_args::area;
+use super::new_key_args::{area, check_size};
 use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
@@ -156,6 +156,7 @@ impl FormatArgs {
         if !bits.is_multiple_of(8) {
             return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
         }
+        check_size("--key-size", &cipher, bits / 8)?;
         Ok((cipher, bits / 8))
     }
 

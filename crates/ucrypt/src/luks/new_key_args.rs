@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ucrypt_image::new_header::check_apart;
-use ucrypt_luks::{Format, NewKey, find_hash};
+use ucrypt_luks::{Format, NewKey, find_hash, wrong_size};
 use ucrypt_sector::CipherSpec;
 
 use super::pbkdf_args::PbkdfArgs;
@@ -151,8 +151,18 @@ pub(super) fn area(
     key_size: Option<u32>,
 ) -> Result<Option<(CipherSpec, u32)>, Failure> {
     let (Some(cipher), Some(bits)) = (cipher, key_size) else { return Ok(None) };
-    let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
-    Ok(Some((cipher, bytes_of(bits)?)))
+    let (cipher, len): (CipherSpec, _) = (cipher.parse().map_err(Failure::wrong)?, bytes_of(bits)?);
+    check_size("--keyslot-key-size", &cipher, len)?;
+    Ok(Some((cipher, len)))
+}
+
+/// Refuses a key of `len` bytes, which `option` chooses, if the cipher takes none of that size.
+pub(super) fn check_size(option: &str, cipher: &CipherSpec, len: u32) -> Result<(), Failure> {
+    // It takes no key, and a header has one of any size.
+    if cipher.is_null() || cipher.key_sizes().contains(len as usize) {
+        return Ok(());
+    }
+    Err(Failure::wrong(format!("{option}: {}", wrong_size(cipher, len))))
 }
 
 /// The bytes of a key of `bits` bits.

@@ -8,6 +8,7 @@ use std::process::Command;
 use super::{Wanted, fuse};
 use crate::failure::Failure;
 use crate::programs;
+use crate::progress::Waiting;
 
 /// Signatures of partition tables.
 const PARTITIONED: [&str; 2] = ["dos", "gpt"];
@@ -34,6 +35,8 @@ pub(super) fn mount(device: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
     }
     command.arg("--").arg(device).arg(&wanted.dir);
     let place = wanted.dir.display();
+    // It may have a journal to replay.
+    let _waiting = Waiting::begin(&format!("mounting at {place}"));
     let ran = programs::run(&mut command)
         .map_err(|error| Failure::device(format!("cannot run mount: {error}")))?;
     if ran.status.success() {
@@ -57,6 +60,8 @@ pub(super) fn mount(device: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
 
 /// Has the kernel write back what the file system holds. Fails if some of it cannot be written.
 pub(super) fn sync(place: &Path) -> Result<(), Failure> {
+    let _waiting =
+        Waiting::begin(&format!("unmounting {}: writing what it holds", place.display()));
     let synced = match File::open(place) {
         // A user whom the kernel lets unmount it all the same is told by the count of failed requests.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),

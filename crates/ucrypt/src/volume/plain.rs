@@ -82,7 +82,8 @@ impl PlainArgs {
         let cipher = self.cipher.as_deref().unwrap_or(SCRATCH_CIPHER);
         let cipher: CipherSpec = cipher.parse().map_err(Failure::wrong)?;
         let largest = cipher.key_sizes().iter().max().unwrap_or(0);
-        let key = random_key(self.key_size.map_or(largest, |bits| bits as usize / 8))?;
+        let chosen = self.key_size.map(|_| self.key_bytes(&cipher)).transpose()?;
+        let key = random_key(chosen.map_or(largest, |bytes| bytes as usize))?;
         let segment = Segment {
             offset: 0,
             length: None,
