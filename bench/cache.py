@@ -29,13 +29,12 @@ import time
 sys.dont_write_bytecode = True
 
 import figures as fg
+from contenders import Failed, insist
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 GROUPS = pathlib.Path("/sys/fs/cgroup")
 PLAIN = ["--type", "plain", "--cipher", "aes-xts-plain64", "--key-size", "512"]
 MODES = {"page cache": [], "direct": ["--direct"]}
-# MB/s of what has failed.
-NOTHING = 0.001
 # Seconds that a program may take.
 PATIENCE = 600
 CLIENTS = ("without a cache", "with a cache")
@@ -98,10 +97,6 @@ def memory_group(who, mib):
             time.sleep(0.1)
 
 
-class Failed(Exception):
-    """A program has failed."""
-
-
 def run(line, group, **more):
     def enter():
         group.write_text(str(os.getpid()))
@@ -126,7 +121,15 @@ def served(options, group, scratch, image, client, mode):
     try:
         yield place
     finally:
-        run([options.ucrypt, "close", name], group, env=environment)
+        insist(lambda: is_closed([options.ucrypt, "close", name], group, environment), place)
+
+
+def is_closed(line, group, environment):
+    try:
+        run(line, group, env=environment)
+    except Failed:
+        return False
+    return True
 
 
 def forget(image):
@@ -202,7 +205,8 @@ def main():
                 for mode in order.sample(list(MODES), len(MODES)):
                     if sys.stderr.isatty():
                         print(f"\r\x1b[K{turn}: {fit}, {client}, {job[0]}", end="", file=sys.stderr)
-                    speed = NOTHING
+                    # What has failed has no speed.
+                    speed = None
                     try:
                         speed = measure(options, (host, guest), scratch, images[fit], job, client, mode)
                     except Failed as error:
@@ -227,12 +231,19 @@ def text(options, found, sizes, before):
     worst = dict.fromkeys(MODES, (1.0, ""))
     for fit, client, name in dict.fromkeys(key[:3] for key in found):
         cached, direct = (found[fit, client, name, mode] for mode in MODES)
-        ratio = fg.quartiles([a / b for a, b in zip(cached, direct)])
         speeds = []
         for of in (cached, direct):
-            failed = of.count(NOTHING)
-            speeds.append(f"{statistics.median(of):.0f}" + (f" ({failed} failed)" if failed else ""))
-        rows.append(f"| {fit} | {client} | {name} | {' | '.join(speeds)} | {fg.shown(ratio)} |")
+            failed = of.count(None)
+            known = [speed for speed in of if speed is not None]
+            median = f"{statistics.median(known):.0f} " if known else ""
+            speeds.append((median + (f"({failed} failed)" if failed else "")).strip())
+        # Of the rounds in which both have a speed.
+        ratios = [a / b for a, b in zip(cached, direct) if a is not None and b is not None]
+        ratio = fg.quartiles(ratios) if ratios else None
+        shown = fg.shown(ratio) if ratio else ""
+        rows.append(f"| {fit} | {client} | {name} | {' | '.join(speeds)} | {shown} |")
+        if not ratio:
+            continue
         for mode, loss in zip(MODES, (1 / ratio[1], ratio[1])):
             worst[mode] = max(worst[mode], (loss, f"{name}, {client}, {fit}"))
     rows.append("")

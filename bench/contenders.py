@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -14,6 +15,9 @@ import time
 PASSPHRASE = b"benchmark"
 # Seconds that a server may take to start or to end.
 PATIENCE = 20
+# Seconds that a device may stay in use after its measurement, as in the lab: requests of its last user drain.
+CLOSE_LIMIT = 90
+CLOSE_EVERY = 0.1
 # Where the data of the LUKS2 image begins, in 512-byte sectors.
 LUKS2_DATA = 32768
 
@@ -270,6 +274,22 @@ def ended_on_failure(contender):
         raise
 
 
+def insist(is_ended, what):
+    """Tries to end something until that succeeds; fails after a limited time."""
+    deadline = time.monotonic() + CLOSE_LIMIT
+    while not is_ended():
+        if time.monotonic() > deadline:
+            raise Failed(f"{what} is still in use after {CLOSE_LIMIT} s")
+        time.sleep(CLOSE_EVERY)
+
+
+def detach(device):
+    """Detaches a loop device. One in use goes with its last user."""
+    subprocess.run(["losetup", "--detach", device], capture_output=True)
+    attached = pathlib.Path("/sys/block") / pathlib.Path(device).name / "loop/backing_file"
+    insist(lambda: not attached.exists(), device)
+
+
 class Itself:
     """The image, without anything on top."""
 
@@ -314,11 +334,22 @@ class Attached:
                 self.pid = json.loads(status.stdout)["server"]["pid"]
         return self.device
 
+    def _is_closed(self):
+        return self._run([self.ucrypt, "close", self.name]).returncode == 0
+
     def __exit__(self, *_):
-        if self.contender.is_ucrypt:
-            self._run([self.ucrypt, "close", self.name])
-        elif self.device:
-            self._run(["losetup", "--detach", self.device])
+        if not self.contender.is_ucrypt:
+            if self.device:
+                detach(self.device)
+            return
+        try:
+            insist(self._is_closed, f"{self.contender.label} ({self.device})")
+        except Failed:
+            # Its control socket goes with the scratch directory: nobody could close it any more.
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+                self._is_closed()
+            raise
 
 
 class DmCrypt:
@@ -341,8 +372,16 @@ class DmCrypt:
         return f"/dev/mapper/{name}"
 
     def __exit__(self, *_):
-        subprocess.run(["cryptsetup", "close", self.below.name], capture_output=True)
-        self.below.__exit__()
+        device = pathlib.Path("/dev/mapper") / self.below.name
+
+        def is_closed():
+            subprocess.run(["cryptsetup", "close", self.below.name], capture_output=True)
+            return not device.exists()
+
+        try:
+            insist(is_closed, str(device))
+        finally:
+            self.below.__exit__()
 
 
 class Running:
@@ -442,6 +481,8 @@ class Stacked:
         return self.server.pid
 
     def __exit__(self, *_):
-        if self.device:
-            subprocess.run(["losetup", "--detach", self.device], capture_output=True)
-        self.server.__exit__()
+        try:
+            if self.device:
+                detach(self.device)
+        finally:
+            self.server.__exit__()

@@ -111,6 +111,8 @@ def arguments():
     chosen = parser.parse_args()
     if chosen.rounds < 1 or chosen.runtime <= 0 or chosen.size < 64:
         parser.error("--rounds and --runtime are positive, --size is at least 64")
+    if chosen.against_none and chosen.disk:
+        parser.error("--against-none measures images in memory: leave it or --disk out")
     if chosen.before and not chosen.disk:
         parser.error("--before goes with --disk")
     return chosen
