@@ -400,8 +400,11 @@ const SLOW_S: f64 = 3.0;
 /// One that takes less than this is cheap to guess, in seconds.
 const CHEAP_S: f64 = 0.1;
 
-/// What a new keyslot takes, in seconds.
-const USUAL_S: f64 = 2.0;
+/// What a new keyslot takes, in milliseconds.
+const USUAL_MS: u32 = 2000;
+
+/// How often a stop is looked for during a key derivation.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Most iterations that are carried out: a header may ask for years.
 const ITERATIONS_MAX: u32 = 200_000;
@@ -416,6 +419,22 @@ const KEY_BYTES_MAX: u32 = 512;
 const DERIVATIONS: u32 = 5;
 const DERIVATIONS_LIMIT: Duration = Duration::from_secs(2);
 
+/// Does `work` in a thread, because nothing ends a key derivation, which may take minutes. `None`: `stop` was set, and
+/// the thread is left to the end of this process.
+fn unless_stopped<T: Send + 'static>(
+    stop: &AtomicBool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let worker = std::thread::spawn(work);
+    while !worker.is_finished() {
+        if stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        std::thread::park_timeout(LOOK_EVERY);
+    }
+    Some(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
 /// What it costs to unlock the volume.
 fn unlocking(
     found: &Found,
@@ -429,7 +448,9 @@ fn unlocking(
             return Err(Failure::wrong("interrupted"));
         }
         progress(&format!("keyslot {slot}"), 0, 0);
-        match derivation_s(kdf, *bytes) {
+        let (its, bytes) = (kdf.clone(), *bytes);
+        let measured = unless_stopped(stop, move || derivation_s(&its, bytes));
+        match measured.ok_or_else(|| Failure::wrong("interrupted"))? {
             Ok(seconds) => slots.push((*slot, seconds, kdf)),
             Err(why) => advice.not_measured.push(format!("unlocking by keyslot {slot}: {why}")),
         }
@@ -437,7 +458,6 @@ fn unlocking(
     let kind = |kdf: &Kdf| kdf.name().to_owned();
     for (slot, seconds, kdf) in &slots {
         if *seconds > SLOW_S {
-            let times = Spread::of([seconds / USUAL_S]).unwrap_or_default();
             advice.findings.push(Finding {
                 id: "pbkdf",
                 what: format!(
@@ -445,16 +465,12 @@ fn unlocking(
                     kind(kdf)
                 ),
                 change: format!(
-                    "{}, on this machine: it also makes guessing as much cheaper",
-                    found.new_derivation(*slot, "--iter-time 2000 ")
+                    "{}, on this machine, which aims at {} s: it also makes guessing as much cheaper",
+                    found.new_derivation(*slot, &format!("--iter-time {USUAL_MS} ")),
+                    USUAL_MS / 1000
                 ),
-                gain: Some(Gain {
-                    load: "unlocking".into(),
-                    before: *seconds,
-                    after: USUAL_S,
-                    unit: "s",
-                    times,
-                }),
+                // Only a new keyslot would tell.
+                gain: None,
             });
         } else if *seconds < CHEAP_S {
             advice.findings.push(Finding {
@@ -546,23 +562,25 @@ mod tests {
 
     use super::*;
 
+    /// A volume without keyslots.
+    fn of(format: &'static str) -> Found {
+        let subject = Subject {
+            image: "/my disk.img".into(),
+            header: None,
+            format,
+            cipher: "aes-xts-plain64".parse().expect("a cipher"),
+            key_bytes: 64,
+            sector_size: 512,
+            iv_large_sectors: false,
+            offset: 0,
+            len: None,
+            policies: Policies::default(),
+        };
+        Found { subject, header: "my disk.img".into(), kdfs: BTreeMap::new(), in_use: false }
+    }
+
     #[test]
     fn commands_about_keyslots_are_those_of_the_format_and_can_be_pasted() {
-        let of = |format| {
-            let subject = Subject {
-                image: "/my disk.img".into(),
-                header: None,
-                format,
-                cipher: "aes-xts-plain64".parse().expect("a cipher"),
-                key_bytes: 64,
-                sector_size: 512,
-                iv_large_sectors: false,
-                offset: 0,
-                len: None,
-                policies: Policies::default(),
-            };
-            Found { subject, header: "my disk.img".into(), kdfs: BTreeMap::new(), in_use: false }
-        };
         let (old, new) = (of("luks1"), of(LUKS2));
         let said = |found: &Found| {
             format!("{}; {}", found.new_derivation(3, "--iter-time 2000 "), found.fewer_trials())
@@ -571,6 +589,30 @@ mod tests {
         assert!(!said(&old).contains("luksConvertKey") && !said(&old).contains("--priority"));
         assert!(said(&new).contains("luksConvertKey --key-slot 3 --iter-time 2000 'my disk.img'"));
         assert!(said(&new).contains("--priority prefer 'my disk.img'"));
+    }
+
+    #[test]
+    fn a_stop_does_not_wait_for_a_key_derivation() {
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let stop = AtomicBool::new(true);
+        // It goes on until this test has ended.
+        assert_eq!(unless_stopped(&stop, move || held.recv().is_ok()), None);
+        drop(hold);
+        assert_eq!(unless_stopped(&AtomicBool::new(false), || 7), Some(7));
+    }
+
+    #[test]
+    fn what_a_new_key_derivation_gains_is_not_claimed() {
+        let mut found = of("luks1");
+        let slow = Kdf::Pbkdf2 { hash: "sha256".into(), iterations: u32::MAX };
+        found.kdfs.insert(3, (slow, 64));
+        let mut advice = Advice::default();
+        let done = unlocking(&found, &mut advice, &AtomicBool::new(false), &|_, _, _| {});
+        assert!(done.is_ok() && advice.findings.len() == 1, "{:?}", advice.findings);
+        let finding = &advice.findings[0];
+        assert_eq!((finding.id, &finding.gain), ("pbkdf", &None));
+        assert!(finding.change.contains("aims at 2 s"), "{}", finding.change);
+        assert!(advice.text().contains("gain:   not measured"), "{}", advice.text());
     }
 
     #[test]
