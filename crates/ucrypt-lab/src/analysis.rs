@@ -93,13 +93,13 @@ pub struct Figure {
     pub others_max: f64,
     /// What made the load.
     pub load: String,
-    /// Quantiles of the round with the median throughput.
+    /// Quantiles, the median of each over the rounds.
     pub quantiles: Vec<(f64, f64)>,
     /// Slices of all rounds, MB/s.
     pub slices_mb_s: Vec<f64>,
     /// Writes that reached the backend, all rounds.
     pub order: Option<Order>,
-    /// What the device did, in the round with the median throughput.
+    /// What the device did, in the round with the median run time.
     pub device: Option<Device>,
     /// What the device below dm-crypt did, in the same round.
     pub below: Option<Device>,
@@ -361,17 +361,20 @@ fn one(
     let on = match description.method {
         Method::Tree => format!("loop devices over images in {MEMORY}"),
         Method::Drives => "virtual time, on a model of a machine".into(),
-        _ => about.settings.on.to_string(),
+        _ => about.settings.on_for(description).to_string(),
     };
-    let beside = beside(&cells, description.method, medium(about));
+    let beside = beside(&cells, description.method, medium(about, description));
     Some(Experiment { name: description.name, description, on, cells, beside, notes, verdict })
 }
 
-/// What the target of a run has its data on.
-fn medium(about: &About) -> Medium {
-    let is_disk = about.storage.direct || about.storage.cached;
-    let is_model = matches!(about.settings.on, Target::Model(_));
-    if is_disk || is_model { Medium::Disk } else { Medium::Memory }
+/// What the target of an experiment has its data on.
+fn medium(about: &About, description: &Description) -> Medium {
+    match about.settings.on_for(description) {
+        Target::Zero => Medium::Zero,
+        Target::Model(_) => Medium::Disk,
+        _ if about.storage.direct || about.storage.cached => Medium::Disk,
+        _ => Medium::Memory,
+    }
 }
 
 /// How far requests under way by Little's law may be from those that the load keeps, as a part of
@@ -446,8 +449,14 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
     };
     let most = |of: fn(&Sample) -> f64| rounds.values().map(|it| of(it)).fold(0.0, f64::max);
     let mb_s = spread(|sample| sample.mb_s)?;
-    let distance = |sample: &&&Sample| ((sample.mb_s - mb_s.median).abs() * 1e6).round() as i64;
-    let middle = rounds.values().min_by_key(|sample| distance(sample))?;
+    // The round whose figure is shown: of file systems the run time.
+    let shown = |sample: &Sample| match sample.device {
+        Some(_) => sample.seconds,
+        None => sample.mb_s,
+    };
+    let median = Spread::of(rounds.values().map(|sample| shown(sample)))?.median;
+    let distance = |sample: &Sample| (shown(sample) - median).abs();
+    let middle = rounds.values().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
     let added = base.and_then(|base| {
         Spread::of(rounds.iter().filter_map(|(round, sample)| {
             let base = base.get(round)?;
@@ -513,15 +522,25 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
             )
         }
         Method::Added => {
-            let added: Vec<String> = cells
+            let added: Vec<(f64, String)> = cells
                 .iter()
                 .filter_map(|cell| {
-                    let added = find(cell, ADAPTIVE)?.added_us?;
+                    let added = find(cell, ADAPTIVE)?.added_us?.median;
                     let size = crate::catalogue::size_name(cell.cell.block_bytes);
-                    Some(format!("{:.1} µs at {size}", added.median))
+                    Some((added, format!("{added:.1} µs at {size}")))
                 })
                 .collect();
-            if added.is_empty() { none() } else { format!("Adaptive adds {}.", added.join(", ")) }
+            if added.is_empty() {
+                return none();
+            }
+            let nothing = added.iter().any(|(us, _)| *us <= 0.0);
+            let nothing = if nothing {
+                " Where that is not above 0, raw takes as long or longer."
+            } else {
+                ""
+            };
+            let all: Vec<_> = added.into_iter().map(|(_, text)| text).collect();
+            format!("Adaptive adds {}.{nothing}", all.join(", "))
         }
         Method::Slices => {
             let seen: Vec<String> = cells
@@ -645,15 +664,22 @@ mod tests {
             scale: Scale::Quick,
             len: 1 << 27,
             time_ms: 10,
+            added_on_zero: false,
             generator: Generator::BuiltIn,
             command: String::new(),
         };
-        let about = About::invented(settings);
+        let records = records(&settings, speeds);
+        Analysis::new(About::invented(settings), &records)
+    }
+
+    /// Records of the first cell of the first experiment.
+    fn records(settings: &Settings, speeds: &[(&str, f64)]) -> Vec<Record> {
+        let experiment = settings.experiments[0].as_str();
         let description = by_name(experiment).expect("an experiment");
         let cell = &description.cells(Scale::Quick)[0];
         let is_tree = description.method == Method::Tree;
         let records = speeds.iter().flat_map(|(contender, mb_s)| {
-            (0..rounds).map(move |round| Record {
+            (0..settings.rounds).map(move |round| Record {
                 experiment: experiment.into(),
                 cell: cell.name.clone(),
                 contender: contender.parse().expect("a contender"),
@@ -668,7 +694,30 @@ mod tests {
                 error: None,
             })
         });
-        Analysis::new(about, &records.collect::<Vec<_>>())
+        records.collect()
+    }
+
+    #[test]
+    fn what_is_added_stands_beside_a_zero_device_and_where_it_is_nothing_that_is_said() {
+        // All have the same latency.
+        let same = of("added-latency", 3, &[("raw", 100.0), ("ucrypt", 100.0)]);
+        let experiment = &same.experiments[0];
+        assert!(experiment.verdict.contains("0.0 µs at 4k"), "{}", experiment.verdict);
+        assert!(
+            experiment.verdict.ends_with("raw takes as long or longer."),
+            "{}",
+            experiment.verdict
+        );
+        let label = |of: &Analysis| of.experiments[0].beside[0].label.clone();
+        assert!(label(&same).ends_with("(on a zero device; here memory)"), "{}", label(&same));
+        let mut about = same.about.clone();
+        about.settings.added_on_zero = true;
+        let zero = Analysis::new(
+            about,
+            &records(&same.about.settings, &[("raw", 100.0), ("ucrypt", 100.0)]),
+        );
+        assert_eq!(zero.experiments[0].on, "zero");
+        assert!(!label(&zero).contains("here"), "{}", label(&zero));
     }
 
     #[test]
@@ -759,6 +808,21 @@ mod tests {
         let name = cell.name.clone();
         let note = without_p99(&[CellFigures { cell, figures }]).expect("a note");
         assert!(note.contains("300 requests") && note.contains(&name), "{note}");
+    }
+
+    #[test]
+    fn what_a_file_system_wrote_is_shown_of_the_round_whose_time_is_shown() {
+        let sample = |seconds, writes, mb_s| Sample {
+            seconds,
+            mb_s,
+            device: Some(Device { writes, ..Device::default() }),
+            ..Sample::default()
+        };
+        // The round with the median time has the least speed.
+        let samples = [sample(1.0, 10, 2.0), sample(2.0, 20, 1.0), sample(3.0, 30, 3.0)];
+        let rounds = (0..).zip(&samples).collect();
+        let figure = figure(Contender::Loop, &rounds, None).expect("a figure");
+        assert_eq!((figure.seconds.median, figure.device.map(|it| it.writes)), (2.0, Some(20)));
     }
 
     #[test]

@@ -24,7 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The version of dd, if it is the one of the GNU coreutils, which has direct I/O.
 pub fn version() -> Option<String> {
-    process::first_line(Command::new("dd").arg("--version")).filter(|it| it.contains("coreutils"))
+    process::first_line(process::program("dd").arg("--version"))
+        .filter(|it| it.contains("coreutils"))
 }
 
 /// Whether dd can send the load of a cell.
@@ -88,7 +89,7 @@ pub fn run(
 }
 
 fn command(path: &Path, cell: &Cell, blocks: u64, direct: bool) -> Command {
-    let mut dd = Command::new("dd");
+    let mut dd = process::program("dd");
     dd.env("LC_ALL", "C");
     let operand = |name: &str| {
         let mut word = std::ffi::OsString::from(name);

@@ -28,7 +28,7 @@ pub enum Address {
 
 /// The version of the installed fio; `None` if there is none.
 pub fn version() -> Option<String> {
-    process::first_line(Command::new("fio").arg("--version"))
+    process::first_line(process::program("fio").arg("--version"))
 }
 
 /// fio's output, as far as it is read here.
@@ -120,7 +120,7 @@ pub(crate) fn is_direct(address: &Address) -> bool {
 /// fio with a load, which writes its JSON to `output`.
 fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Command {
     let cell = load.cell;
-    let mut fio = Command::new("fio");
+    let mut fio = process::program("fio");
     fio.args(["--name=job", "--norandommap", "--randrepeat=0", "--thread"])
         .args(["--group_reporting", "--lat_percentiles=1", "--output-format=json"])
         .arg(format!("--direct={}", u8::from(direct)))
@@ -219,7 +219,7 @@ fn sample(text: &str, version: &str) -> io::Result<Option<Sample>> {
 fn engine() -> &'static str {
     static ENGINE: OnceLock<&'static str> = OnceLock::new();
     ENGINE.get_or_init(|| {
-        let mut probe = Command::new("fio");
+        let mut probe = process::program("fio");
         probe.args(["--name=probe", "--ioengine=io_uring", "--rw=read", "--size=4k", "--bs=4k"]);
         let works = process::succeeds(probe.arg("--filename=/dev/zero"));
         if works { "io_uring" } else { "libaio" }

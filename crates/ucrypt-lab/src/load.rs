@@ -206,6 +206,12 @@ fn interrupted() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED)
 }
 
+/// Whether work ended with this error because `stop` was set: a request that a signal interrupts fails with
+/// an error of the same kind.
+pub(crate) fn is_stopped(error: &io::Error, stop: &AtomicBool) -> bool {
+    error.kind() == io::ErrorKind::Interrupted && stop.load(Ordering::Relaxed)
+}
+
 /// Runs a load. `stop` ends it early, with an error of kind `Interrupted`.
 ///
 /// # Errors
@@ -550,5 +556,13 @@ mod tests {
         assert!((bytes - f64::from(3 << 26)).abs() < 1e4, "{bytes}");
         let stopped = run(&place, load(cell, 3), &AtomicBool::new(true)).expect_err("stopped");
         assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_request_that_a_signal_interrupts_is_no_stop() {
+        let signal = io::Error::from_raw_os_error(rustix::io::Errno::INTR.raw_os_error());
+        assert!(!is_stopped(&signal, &AtomicBool::new(false)));
+        assert!(is_stopped(&interrupted(), &AtomicBool::new(true)));
+        assert!(!is_stopped(&io::Error::other("it failed"), &AtomicBool::new(true)));
     }
 }

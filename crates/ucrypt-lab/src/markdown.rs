@@ -11,8 +11,8 @@ use crate::columns::{
 use crate::page::date;
 use crate::published;
 use crate::short::Shortfall;
-use crate::sim::history::Simulation;
-use crate::text::{doubts, figure, range};
+use crate::sim::history::{Short, Simulation};
+use crate::text::{below_one, doubts, figure, range};
 
 /// Text as Markdown, on one line of a table: nothing in it is a mark.
 fn escape(text: &str) -> String {
@@ -130,7 +130,7 @@ fn shortfalls(text: &mut String, analysis: &Analysis, simulated: Option<&Simulat
                     short.ours.to_string(),
                     short.other.to_string(),
                     short.what.into(),
-                    format!("{:.2}", short.ratio.median),
+                    below_one(short.ratio.median),
                     format!("{:.2} to {:.2}", short.ratio.low, short.ratio.high),
                 ],
             );
@@ -163,18 +163,19 @@ fn short_in_virtual_time(text: &mut String, simulated: &Simulation) {
     if all.is_empty() {
         return;
     }
-    head(text, &["experiment", "row", "worse than", "unit", "fixed", "adaptive", "ratio"], 4);
-    for (it, of) in all {
+    let names = ["experiment", "row", "worse than", "unit", "its figure", "adaptive", "ratio"];
+    head(text, &names, 4);
+    for Short { row: it, other, figure: its, ratio } in all {
         row(
             text,
             &[
                 escape(&it.experiment),
                 escape(&it.row),
-                escape(&it.policy),
+                escape(other),
                 escape(&it.unit),
-                figure(it.simulated),
+                figure(its),
                 value(it.adaptive),
-                format!("{of:.2}"),
+                below_one(ratio),
             ],
         );
     }
@@ -183,8 +184,8 @@ fn short_in_virtual_time(text: &mut String, simulated: &Simulation) {
 fn published_here(text: &mut String, analysis: &Analysis) {
     text.push_str(
         "\n## Published, and here\n\"Of raw\" is the figure over that of the unencrypted target: of the \
-         same publication, and of this run. \"Here\" is the fixed policy that stands for the published \
-         dm-crypt. Published figures are of other machines.\n",
+         same publication, and of this run. \"Here by\" names the contender that stands for what was \
+         published. Published figures are of other machines.\n",
     );
     let repeats = |it: &&Experiment| !it.description.tables.is_empty();
     for experiment in analysis.experiments.iter().filter(repeats) {
@@ -204,6 +205,7 @@ fn published_here(text: &mut String, analysis: &Analysis) {
             "unit",
             "published",
             "of raw",
+            "here by",
             "here",
             "of raw",
             "adaptive",
@@ -219,6 +221,7 @@ fn published_here(text: &mut String, analysis: &Analysis) {
                     it.unit.into(),
                     figure(it.published),
                     ratio(it.published_of_raw),
+                    it.contender.into(),
                     value(it.here),
                     ratio(it.here_of_raw),
                     value(it.adaptive),
@@ -328,6 +331,9 @@ fn simulation(text: &mut String, simulation: &Simulation) {
         "\n## In virtual time, on the published machines\n{}",
         escape(&simulation.verdict())
     );
+    if !simulation.command.is_empty() {
+        let _ = writeln!(text, "\n```sh\n{}\n```", code(&simulation.command));
+    }
     if let Some(changes) = simulation.changes.describe() {
         let _ = writeln!(text, "\n**The machines were changed: {}.**", escape(&changes));
     }
@@ -411,6 +417,10 @@ mod tests {
         let alone = of_simulation(&simulated());
         assert!(alone.starts_with("# Results") && alone.contains("In virtual time"), "{alone}");
         // Texts of a file are text.
-        assert!(text.contains("\\<b\\>row") && !text.contains("<b>"), "hostile");
+        let fences: Vec<&str> = text.split("```").collect();
+        let prose: String = fences.iter().step_by(2).copied().collect();
+        assert!(prose.contains("\\<b\\>row") && !prose.contains("<b>"), "hostile");
+        // Both commands, in which there is nothing but text.
+        assert!(fences.len() == 5 && fences[3].contains("<b>command</b>"), "{fences:?}");
     }
 }

@@ -5,7 +5,6 @@
 //! stays mounted however it ends. dd reads the file there, past the page cache.
 
 use std::io;
-use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -57,6 +56,9 @@ done
 umount m
 "#;
 
+/// The line that the script prints before it measures.
+const MEASURED: &str = "measured";
+
 /// Whether a cell can be measured so: dd reads in order, one request after the other.
 pub(crate) fn reads(cell: &crate::catalogue::Cell) -> bool {
     dd::sends(cell) && cell.pattern == Pattern::Read
@@ -82,7 +84,7 @@ pub(crate) fn run(
     let dir = images.dir();
     let (device, own, _end) = images.device(below, stop)?;
     let limit = MAKE_LIMIT + load.limit();
-    let mut make = Command::new("mkfs.ext4");
+    let mut make = process::program("mkfs.ext4");
     // Nothing is left to be written while reads are measured, and nearly all is left to the file.
     make.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-E"])
         .arg("nodiscard,lazy_itable_init=0")
@@ -92,18 +94,21 @@ pub(crate) fn run(
     })?;
     let blocks = len / block;
     let of_run = (RUN_BYTES / block).clamp(1, blocks);
-    let mut turn = Command::new("unshare");
+    let mut turn = process::program("unshare");
     turn.args(["--mount", "--propagation", "slave", "--", "sh", "-c", SCRIPT, "sh"]).arg(&device);
     for number in [len / PIECE_BYTES, block, of_run, blocks] {
         turn.arg(number.to_string());
     }
     turn.arg(load.times.measured.as_nanos().to_string()).current_dir(dir);
-    let watch = Watch::start(own.clone());
+    // What happens while the file is written disturbs no read.
+    let mut watch = None;
+    let begun = |program| watch = Some(Watch::within(own.clone(), program));
     let said = process::guarded(own.server, limit + PATIENCE, stop, || {
-        process::output(&mut turn, dir, limit, stop)
+        process::output_with_mark(&mut turn, dir, (limit, stop), (MEASURED, begun))
     })?;
-    let disturbance = watch.end();
-    let (_, measured) = said.split_once("measured\n").ok_or_else(|| wrong("nothing was read"))?;
+    let disturbance = watch.map(|watch| watch.end()).unwrap_or_default();
+    let (_, measured) =
+        said.split_once(&format!("{MEASURED}\n")).ok_or_else(|| wrong("nothing was read"))?;
     let runs: Vec<(u64, f64)> = measured.lines().filter_map(dd::copied).collect();
     let (bytes, seconds) =
         runs.iter().fold((0, 0.0), |(bytes, seconds), run| (bytes + run.0, seconds + run.1));
@@ -139,6 +144,7 @@ mod tests {
         assert!(cells.iter().all(reads));
         let writes = by_name("request-merge").expect("an experiment").cells(Scale::Full);
         assert!(!writes.iter().all(reads));
+        assert_eq!(SCRIPT.matches(&format!("echo {MEASURED}\n")).count(), 1);
         assert_eq!(SCRIPT.matches("iflag=direct").count(), 2, "each read is past the page cache");
     }
 }

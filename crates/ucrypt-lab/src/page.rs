@@ -11,13 +11,13 @@ use crate::columns::{
 };
 use crate::contender::Contender;
 use crate::published;
-use crate::sim::history::{ERROR_MAX, Simulation};
+use crate::sim::history::{ERROR_MAX, Short, Simulation};
 use crate::target::Target;
-use crate::text::{doubts, figure, published as published_of, range};
+use crate::text::{below_one, doubts, figure, published as published_of, range};
 
 mod chart;
 
-use chart::{COLOURS, Chart, DASHES, GREY, Kind, Series};
+use chart::{COLOURS, Chart, DASHES, Kind, Look, Series};
 
 /// Text as HTML.
 fn escape(text: &str) -> String {
@@ -38,24 +38,21 @@ fn escape(text: &str) -> String {
 /// The style sheet, with the colours of the charts.
 fn style() -> String {
     let mut style = include_str!("page/style.css").to_owned();
-    for at in 0..COLOURS {
+    // The last one is grey.
+    for at in 0..=COLOURS {
         let colour = format!("var(--c{at})");
         // Writing to a string cannot fail.
         let _ = writeln!(
             style,
-            ".c{at}{{border-color:{colour}}}\
-             svg [stroke=\"#E000{at:02X}\"]{{stroke:{colour}}}svg [fill=\"#E000{at:02X}\"]{{fill:{colour}}}"
+            "svg [stroke=\"#E000{at:02X}\"]{{stroke:{colour}}}svg [fill=\"#E000{at:02X}\"]{{fill:{colour}}}"
         );
-        for (group, (dash, opacity, _)) in DASHES.iter().enumerate() {
+        for (group, (dash, opacity)) in DASHES.iter().enumerate() {
             let _ = writeln!(
                 style,
                 "svg [stroke=\"#E01{group}{at:02X}\"]{{stroke:{colour};stroke-dasharray:{dash}}}\
                  svg [fill=\"#E01{group}{at:02X}\"]{{fill:{colour};fill-opacity:{opacity}}}"
             );
         }
-    }
-    for (group, (.., border)) in DASHES.iter().enumerate() {
-        let _ = writeln!(style, ".d{group}{{border-top-style:{border}}}");
     }
     style
 }
@@ -165,14 +162,14 @@ fn shortfalls(html: &mut String, analysis: &Analysis, simulated: Option<&Simulat
             let _ = writeln!(
                 html,
                 "<tr><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td>\
-                 <td class=\"word\">{}</td><td class=\"word\">{}</td><td class=\"bad\">{:.2}</td>\
+                 <td class=\"word\">{}</td><td class=\"word\">{}</td><td class=\"bad\">{}</td>\
                  <td>{:.2} to {:.2}</td></tr>",
                 short.experiment,
                 escape(&short.cell),
                 short.ours,
                 short.other,
                 short.what,
-                short.ratio.median,
+                below_one(short.ratio.median),
                 short.ratio.low,
                 short.ratio.high
             );
@@ -209,21 +206,24 @@ fn short_in_virtual_time(html: &mut String, simulated: &Simulation) {
         return;
     }
     html.push_str("<div class=\"table\"><table><thead><tr><th>experiment</th>");
-    html.push_str("<th class=\"word\">row</th><th class=\"word\">worse than</th><th>fixed</th>");
+    html.push_str(
+        "<th class=\"word\">row</th><th class=\"word\">worse than</th><th>its figure</th>",
+    );
     html.push_str(
         "<th>adaptive</th><th class=\"word\">unit</th><th>ratio</th></tr></thead><tbody>\n",
     );
-    for (row, ratio) in all {
+    for Short { row, other, figure: its, ratio } in all {
         let _ = writeln!(
             html,
             "<tr><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td><td>{}</td>\
-             <td>{}</td><td class=\"word\">{}</td><td class=\"bad\">{ratio:.2}</td></tr>",
+             <td>{}</td><td class=\"word\">{}</td><td class=\"bad\">{}</td></tr>",
             escape(&row.experiment),
             escape(&row.row),
-            escape(&row.policy),
-            figure(row.simulated),
+            escape(other),
+            figure(its),
             row.adaptive.map_or_else(String::new, figure),
-            escape(&row.unit)
+            escape(&row.unit),
+            below_one(ratio)
         );
     }
     html.push_str("</tbody></table></div>\n");
@@ -294,9 +294,10 @@ fn contenders(experiment: &Experiment) -> Vec<Contender> {
     all
 }
 
-/// The colour of a contender: the same in every chart of an experiment.
-fn colour(experiment: &Experiment, contender: Contender) -> usize {
-    contenders(experiment).iter().position(|it| *it == contender).unwrap_or(GREY)
+/// The look of a contender: the same in every chart of an experiment.
+fn look(experiment: &Experiment, contender: Contender) -> Look {
+    let place = contenders(experiment).iter().position(|it| *it == contender);
+    place.map_or(Look::NOBODY, Look::of)
 }
 
 /// A place on the x axis: what distinguishes the cells.
@@ -324,8 +325,9 @@ fn short_name(name: &str) -> String {
 }
 
 /// The dash of the next published series of a colour.
-fn dash(series: &[Series], colour: usize) -> usize {
-    series.iter().filter(|of| of.published.is_some() && of.colour == colour).count()
+fn dash(series: &[Series], look: Look) -> usize {
+    let of_it = |of: &&Series| of.published.is_some() && of.look.colour == look.colour;
+    series.iter().filter(of_it).count()
 }
 
 fn charts(html: &mut String, experiment: &Experiment) {
@@ -337,7 +339,7 @@ fn charts(html: &mut String, experiment: &Experiment) {
         _ => ("Throughput", "MB/s"),
     };
     let value = |of: &Figure| match method {
-        Method::Added => of.added_us.map(|added| added.median).filter(|us| *us > 0.0),
+        Method::Added => of.added_us.map(|added| added.median),
         Method::Tree => Some(of.seconds.median),
         _ => Some(of.mb_s.median),
     };
@@ -347,7 +349,7 @@ fn charts(html: &mut String, experiment: &Experiment) {
         .map(|contender| Series {
             label: contender.to_string(),
             published: None,
-            colour: colour(experiment, contender),
+            look: look(experiment, contender),
             values: experiment.cells.iter().map(|cell| value(find(cell, contender)?)).collect(),
         })
         .collect();
@@ -358,7 +360,8 @@ fn charts(html: &mut String, experiment: &Experiment) {
         }
     }
     for (contender, label) in labels {
-        let colour = series.iter().find(|of| of.label == contender).map_or(GREY, |of| of.colour);
+        let its = series.iter().find(|of| of.label == contender);
+        let look = its.map_or(Look::NOBODY, |of| of.look);
         let values = experiment.cells.iter().map(|cell| {
             let it = cell
                 .cell
@@ -373,19 +376,34 @@ fn charts(html: &mut String, experiment: &Experiment) {
         });
         series.push(Series {
             label: format!("published: {label}"),
-            published: Some(dash(&series, colour)),
-            colour,
+            published: Some(dash(&series, look)),
+            look,
             values: values.collect(),
         });
+    }
+    let places = places(experiment);
+    // An axis begins at 0, or above it.
+    let mut below: Vec<String> = Vec::new();
+    for of in &series {
+        for (place, value) in places.iter().zip(&of.values) {
+            let not_above = value.filter(|value| *value <= 0.0);
+            below.extend(not_above.map(|it| format!("{} at {place} ({it:.2})", of.label)));
+        }
     }
     series.retain(|series| series.values.iter().any(Option::is_some));
     let values = || series.iter().flat_map(|it| &it.values).flatten().copied().filter(|v| *v > 0.0);
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    let places = places(experiment);
-    let kind = if places.len() >= 4 { Kind::Lines } else { Kind::Bars };
+    let kind = Kind::of(places.len(), series.len());
     let log = most > 30.0 * least;
     let unit = if log { format!("{unit}, logarithmic") } else { unit.into() };
     html.push_str(&Chart { title, unit: &unit, places: places.clone(), series, kind, log }.html());
+    if !below.is_empty() {
+        let _ = writeln!(
+            html,
+            "<p class=\"soft\">Not in the chart, because not above 0: {}.</p>",
+            escape(&below.join(", "))
+        );
+    }
     ratios(html, experiment, places);
 }
 
@@ -399,7 +417,7 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
         .map(|contender| Series {
             label: contender.to_string(),
             published: None,
-            colour: colour(experiment, contender),
+            look: look(experiment, contender),
             values: experiment
                 .cells
                 .iter()
@@ -421,17 +439,17 @@ fn ratios(html: &mut String, experiment: &Experiment, places: Vec<String>) {
             let known = published.iter().position(|series| series.label == label);
             let at = known.unwrap_or_else(|| {
                 let like = series.iter().find(|of| of.label == it.contender);
-                let colour = like.map_or(GREY, |of| of.colour);
+                let look = like.map_or(Look::NOBODY, |of| of.look);
                 let values = vec![None; places.len()];
-                let dash = Some(dash(&published, colour));
-                published.push(Series { label, published: dash, colour, values });
+                let dash = Some(dash(&published, look));
+                published.push(Series { label, published: dash, look, values });
                 published.len() - 1
             });
             published[at].values[place] = Some(ratio);
         }
     }
     series.extend(published);
-    let kind = if places.len() >= 4 { Kind::Lines } else { Kind::Bars };
+    let kind = Kind::of(places.len(), series.len());
     let title = "Encrypted over raw";
     html.push_str(&Chart { title, unit: "ratio", places, series, kind, log: false }.html());
 }
@@ -443,7 +461,7 @@ fn slices(html: &mut String, experiment: &Experiment) {
         let series = cell.figures.iter().zip(bins.shares).map(|(figure, shares)| Series {
             label: figure.contender.to_string(),
             published: None,
-            colour: colour(experiment, figure.contender),
+            look: look(experiment, figure.contender),
             values: shares.into_iter().map(Some).collect(),
         });
         let chart = Chart {
@@ -463,7 +481,7 @@ fn latencies(html: &mut String, experiment: &Experiment) {
         let series = cell.figures.iter().map(|figure| Series {
             label: figure.contender.to_string(),
             published: None,
-            colour: colour(experiment, figure.contender),
+            look: look(experiment, figure.contender),
             values: SHARES.map(|share| quantile(figure, share)).into(),
         });
         let title = format!("Latency by percentile, {}", cell.cell.name);
@@ -525,14 +543,15 @@ fn published_here(html: &mut String, experiment: &Experiment) {
         "<h3>Published, and here</h3><p class=\"soft\">Of raw: over the unencrypted figure of ",
     );
     html.push_str(
-        "the same publication, and of this run. Here: the fixed policy that stands for the ",
+        "the same publication, and of this run. Here: the contender that stands for what was ",
     );
-    html.push_str("published dm-crypt. Published figures are of other machines.</p>");
+    html.push_str("published, by its name. Published figures are of other machines.</p>");
     html.push_str("<div class=\"table\"><table><thead><tr><th>cell</th>");
     html.push_str(
         "<th class=\"word\">published</th><th class=\"word\">unit</th><th>published</th>",
     );
-    html.push_str("<th>of raw</th><th>here</th><th>of raw</th><th>adaptive</th><th>of raw</th>");
+    html.push_str("<th>of raw</th><th class=\"word\">here by</th><th>here</th><th>of raw</th>");
+    html.push_str("<th>adaptive</th><th>of raw</th>");
     html.push_str("</tr></thead><tbody>\n");
     let value = |value: Option<f64>| value.map_or_else(String::new, figure);
     let ratio = |ratio: Option<f64>| ratio.map_or_else(String::new, |it| format!("{it:.2}"));
@@ -543,13 +562,14 @@ fn published_here(html: &mut String, experiment: &Experiment) {
         let _ = writeln!(
             html,
             "<tr{}><td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td><td>{}</td>\
-             <td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+             <td>{}</td><td class=\"word\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             if is_first { " class=\"first\"" } else { "" },
             if is_first { escape(&it.cell) } else { String::new() },
             escape(&it.label),
             it.unit,
             figure(it.published),
             ratio(it.published_of_raw),
+            it.contender,
             value(it.here),
             ratio(it.here_of_raw),
             value(it.adaptive),
@@ -615,6 +635,13 @@ fn simulation(html: &mut String, simulation: &Simulation) {
             "<p class=\"verdict bad\">The machines were changed: {}. The published figures are not \
              of such machines.</p>",
             escape(&changes)
+        );
+    }
+    if !simulation.command.is_empty() {
+        let _ = writeln!(
+            html,
+            "<p class=\"soft\">To repeat it:</p><pre>{}</pre>",
+            escape(&simulation.command)
         );
     }
     checks(html, simulation);
@@ -697,6 +724,13 @@ fn conditions(analysis: &Analysis) -> Vec<String> {
             about.settings.on
         ));
     }
+    if about.settings.added_on_zero {
+        lines.push(
+            "added-latency runs on zero, as what was published did: on any other target raw takes a time of \
+             its own, and may take another way. --on names one."
+                .into(),
+        );
+    }
     if about.settings.on == Target::Memory {
         lines.push("memory is no ceiling of its own here: it is raw.".into());
     }
@@ -775,6 +809,7 @@ pub(crate) mod tests {
             scale: Scale::Quick,
             len: 1 << 27,
             time_ms: 10,
+            added_on_zero: false,
             generator: Generator::BuiltIn,
             command: "ucrypt lab run --quick '<&>'".into(),
         };
@@ -846,7 +881,7 @@ pub(crate) mod tests {
         for label in ["raw SSD, 2017", "another raw SSD, 2017"] {
             assert!(page.contains(&format!("published: {label}")), "{label}");
         }
-        for looks in ["#E010", "#E011", " d0\"", " d1\"", "stroke-dasharray:1 4"] {
+        for looks in ["#E010", "#E011", "stroke-dasharray:6 4", "stroke-dasharray:1 4"] {
             assert!(page.contains(looks), "{looks}");
         }
         let count = |what: &str| page.matches(what).count();
@@ -862,6 +897,55 @@ pub(crate) mod tests {
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
     }
 
+    #[test]
+    fn every_line_of_a_legend_has_a_look_of_its_own() {
+        use std::collections::BTreeSet;
+        let all = analysis();
+        // As many contenders as root has with all programs, and published figures that nobody repeats.
+        let mut many = all.clone();
+        let mut none = all.clone();
+        for cell in many.experiments.iter_mut().flat_map(|it| &mut it.cells) {
+            for name in
+                ["ucrypt-fuse", "ucrypt-nbd", "loop", "qemu-nbd", "nbdkit", "gocryptfs", "memory"]
+            {
+                let contender = name.parse().expect("a contender");
+                cell.figures.retain(|figure| figure.contender != contender);
+                cell.figures.push(Figure { contender, ..cell.figures[0].clone() });
+            }
+        }
+        for cell in none.experiments.iter_mut().flat_map(|it| &mut it.cells) {
+            cell.figures.truncate(1);
+        }
+        for (analysis, least) in [(&all, 2), (&many, 10), (&none, 1)] {
+            let page = html(analysis, None);
+            let legends: Vec<_> = page.split("<ul class=\"legend\">").skip(1).collect();
+            assert!(legends.len() > 10, "{}", legends.len());
+            for legend in legends {
+                let legend = legend.split("</ul>").next().expect("its end");
+                let lines: Vec<_> = legend.split("<li>").skip(1).collect();
+                let keys: BTreeSet<_> =
+                    lines.iter().filter_map(|it| it.split("</svg>").next()).collect();
+                assert_eq!(keys.len(), lines.len(), "{legend}");
+                assert!(lines.len() >= least, "{legend}");
+            }
+        }
+    }
+
+    #[test]
+    fn latencies_that_are_not_above_0_are_named_where_the_chart_leaves_them_out() {
+        let mut analysis = analysis();
+        let at =
+            analysis.experiments.iter().position(|it| it.name == "added-latency").expect("it ran");
+        assert!(!html(&analysis, None).contains("Not in the chart"));
+        for of in &mut analysis.experiments[at].cells[0].figures {
+            if of.contender == Contender::Ucrypt(ucrypt_engine::PolicyKind::Adaptive) {
+                of.added_us = crate::analysis::Spread::of([-0.25]);
+            }
+        }
+        let page = html(&analysis, None);
+        assert!(page.contains("not above 0: ucrypt at 4k (-0.25)."), "{page}");
+    }
+
     /// A simulation in which every text is hostile.
     pub(crate) fn simulated() -> Simulation {
         let hostile = |name: &str| format!("<b>{name}</b>'\"&");
@@ -873,6 +957,7 @@ pub(crate) mod tests {
             policy: hostile("policy"),
             simulated: 2.0,
             adaptive: Some(if fitted { 3.0 } else { 1.0 }),
+            raw: Some(0.5),
             fitted,
         };
         let changes = Changes { cores: Some(3), ..Changes::default() };
@@ -881,10 +966,12 @@ pub(crate) mod tests {
         let checks = vec![Check { load, measured: 2.0, simulated: 3.0, fitted: true }];
         Simulation {
             version: hostile("version"),
+            command: hostile("command"),
             scale: Scale::Quick,
             changes,
             rows,
             checks,
+            failed: vec![hostile("failed")],
             interrupted: false,
         }
     }
@@ -900,7 +987,8 @@ pub(crate) mod tests {
         {
             assert!(page.contains(needed), "{needed}");
         }
-        for name in ["experiment", "row", "unit", "policy", "version", "load"] {
+        for name in ["experiment", "row", "unit", "policy", "version", "command", "failed", "load"]
+        {
             assert!(page.contains(&format!("&lt;b&gt;{name}&lt;/b&gt;&#39;&quot;&amp;")), "{name}");
         }
         assert!(!page.contains("<b>"));

@@ -7,8 +7,9 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -39,11 +40,28 @@ pub(crate) const GRACE: Duration = Duration::from_secs(5);
 /// Bytes of a program's messages that are quoted.
 const MESSAGE_MAX: u64 = 2000;
 
-/// Whether a program of that name is in the path, or where root's programs are.
-pub(crate) fn is_installed(program: &str) -> bool {
+/// Where root's programs are: the path of a user often lacks these.
+const OF_ROOT: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// The program of that name, in the path or where root's programs are.
+fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    dirs.map(|dir| dir.join(program)).any(|file| file.is_file())
+    let dirs = std::env::split_paths(&path).chain(OF_ROOT.map(PathBuf::from));
+    let is_program = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+    };
+    dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(program)).find(is_program)
+}
+
+/// Whether a program of that name can be started by [`program`].
+pub(crate) fn is_installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// A program of others, also where the path does not lead to it. One that is not there fails when it is
+/// started.
+pub(crate) fn program(name: &str) -> Command {
+    Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
 /// The first line that a short program prints, if it begins its output with one. `None`: it does not
@@ -205,16 +223,17 @@ fn watch(
 pub(crate) struct Running {
     child: Child,
     name: String,
-    log: std::path::PathBuf,
+    log: PathBuf,
 }
 
 impl Running {
     /// Starts a program in a process group of its own: Ctrl-C reaches this program, which ends it.
     /// Its messages go to `log`; its standard output too, unless it was set.
     pub(crate) fn start(command: &mut Command, log: &Path, pipe: bool) -> io::Result<Self> {
-        let name = match command.get_program().to_string_lossy() {
-            own if own == "/proc/self/exe" => "ucrypt".to_owned(),
-            other => other.into_owned(),
+        let program = Path::new(command.get_program());
+        let name = match program.to_str() {
+            Some("/proc/self/exe") => "ucrypt".to_owned(),
+            _ => program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned(),
         };
         let messages = File::create(log)?;
         command.stdin(Stdio::null()).stderr(messages.try_clone()?).process_group(0);
@@ -249,10 +268,16 @@ impl Running {
         io::Error::other(format!("{} {what}{colon}{said}", self.name))
     }
 
-    /// Waits for its end.
-    fn wait(&mut self, limit: Duration, stop: &AtomicBool) -> io::Result<()> {
+    /// Waits for its end. `look` is called again and again with its number.
+    fn wait(
+        &mut self,
+        limit: Duration,
+        stop: &AtomicBool,
+        look: &mut dyn FnMut(u32),
+    ) -> io::Result<()> {
         let deadline = Instant::now() + limit;
         loop {
+            look(self.pid());
             if let Some(status) = self.child.try_wait()? {
                 return if status.success() {
                     Ok(())
@@ -313,7 +338,31 @@ pub(crate) fn run(
     limit: Duration,
     stop: &AtomicBool,
 ) -> io::Result<()> {
-    Running::start(command, &scratch.join("messages"), false)?.wait(limit, stop)
+    Running::start(command, &scratch.join(MESSAGES), false)?.wait(limit, stop, &mut |_| {})
+}
+
+/// Where the messages of a program are that runs to its end.
+const MESSAGES: &str = "messages";
+
+/// As [`output`]. `begun` is called with the program's number when it has printed the line `mark`.
+pub(crate) fn output_with_mark(
+    command: &mut Command,
+    scratch: &Path,
+    (limit, stop): (Duration, &AtomicBool),
+    (mark, begun): (&str, impl FnOnce(u32)),
+) -> io::Result<String> {
+    let log = scratch.join(MESSAGES);
+    let mut begun = Some(begun);
+    let mut look = |pid| {
+        if begun.is_some()
+            && fs::read_to_string(&log).is_ok_and(|said| said.lines().any(|line| line == mark))
+            && let Some(begun) = begun.take()
+        {
+            begun(pid);
+        }
+    };
+    Running::start(command, &log, false)?.wait(limit, stop, &mut look)?;
+    fs::read_to_string(&log)
 }
 
 /// Runs a program to its end and returns what it prints, in full.
@@ -324,7 +373,7 @@ pub(crate) fn output(
     stop: &AtomicBool,
 ) -> io::Result<String> {
     run(command, scratch, limit, stop)?;
-    fs::read_to_string(scratch.join("messages"))
+    fs::read_to_string(scratch.join(MESSAGES))
 }
 
 /// Waits until `ready`, which is asked again and again.
@@ -366,6 +415,36 @@ mod tests {
         kill(sleeper);
         assert_eq!(line(":"), None);
         assert_eq!(first_line(&mut Command::new("no-such-program")), None);
+    }
+
+    #[test]
+    fn a_program_is_found_where_roots_programs_are_and_what_cannot_be_started_is_not_installed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("no-program");
+        fs::write(&file, "#!/bin/sh\n").expect("written");
+        assert!(is_installed("sh") && !is_installed("no-such-program"));
+        // Absolute, as `find` joins it to each place: there, but not to be started.
+        assert!(!is_installed(file.to_str().expect("text")));
+        assert_eq!(program("no-such-program").get_program(), "no-such-program");
+    }
+
+    #[test]
+    fn a_mark_is_seen_while_its_program_goes_on() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let stop = AtomicBool::new(false);
+        // It ends only after the mark was seen.
+        let script = "echo unmarked; echo mark; until [ -e seen ]; do sleep 0.01; done; echo after";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).current_dir(dir.path());
+        let begun = |pid: u32| {
+            let said = fs::read_to_string(dir.path().join(MESSAGES)).expect("read");
+            fs::write(dir.path().join("seen"), format!("{pid} {said}")).expect("written");
+        };
+        let how = (Duration::from_secs(60), &stop);
+        let said = output_with_mark(&mut shell, dir.path(), how, ("mark", begun)).expect("it ran");
+        assert_eq!(said, "unmarked\nmark\nafter\n");
+        let seen = fs::read_to_string(dir.path().join("seen")).expect("read");
+        assert!(seen.ends_with(" unmarked\nmark\n"), "{seen}");
     }
 
     #[test]

@@ -163,6 +163,7 @@ mod tests {
             scale: Scale::Quick,
             len: 1 << 30,
             time_ms: 10,
+            added_on_zero: false,
             generator: Generator::BuiltIn,
             command: String::new(),
         }

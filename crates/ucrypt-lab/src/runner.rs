@@ -11,7 +11,7 @@ use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::dd;
 use crate::held::Held;
-use crate::load::{Load, Times};
+use crate::load::{Load, Times, is_stopped};
 use crate::mounted;
 use crate::process;
 use crate::sample::Sample;
@@ -19,7 +19,7 @@ use crate::served::{self, Filling, Generator, Images, Left, Service};
 use crate::sim::{self, history::Changes};
 use crate::store::{About, LeftOut, Record, Settings, Store};
 use crate::target::{Target, no_memory};
-use crate::tree::Trees;
+use crate::tree::{self, Trees};
 
 /// What a run needs from its caller.
 pub struct Surroundings<'a> {
@@ -162,7 +162,8 @@ impl Settings {
             let served = contenders.iter().any(|contender| contender.is_served());
             let file = served.then_some(Contender::File);
             for ceiling in base.into_iter().chain(file).rev() {
-                let same = ceiling == Contender::Memory && self.on == Target::Memory;
+                let same =
+                    ceiling == Contender::Memory && *self.on_for(description) == Target::Memory;
                 if same || contenders.contains(&ceiling) {
                     continue;
                 }
@@ -236,7 +237,21 @@ impl Settings {
                 if self.obstacle(description, contender).is_some() {
                     continue;
                 }
-                programs.extend(contender.program().map(|(program, _)| program));
+                let below = contender.below_file_system();
+                let started = [Some(contender), below].into_iter().flatten();
+                programs.extend(started.filter_map(|it| it.program().map(|(program, _)| program)));
+                if contender.is_dm_crypt() {
+                    programs.extend(Contender::Loop.program().map(|(program, _)| program));
+                }
+                if description.method == Method::Tree {
+                    let cells = description.cells(self.scale);
+                    programs.extend(cells.iter().map(|cell| tree::maker(&cell.name)));
+                }
+                if below.is_some() {
+                    // It reads there whatever makes the load of others.
+                    programs.push("dd");
+                    continue;
+                }
                 let is_loaded = contender.is_served() && description.method != Method::Tree;
                 if is_loaded {
                     programs.extend(match self.generator {
@@ -250,10 +265,22 @@ impl Settings {
         programs
     }
 
+    /// Whether an experiment does not run on the target of the run, but on `zero`.
+    fn is_moved_to_zero(&self, description: &Description) -> bool {
+        self.added_on_zero && description.method == Method::Added
+    }
+
+    /// What an experiment runs on.
+    pub fn on_for(&self, description: &Description) -> &Target {
+        if self.is_moved_to_zero(description) { &Target::Zero } else { &self.on }
+    }
+
     /// Why a contender whose program is installed cannot take part, with the remedy.
     fn obstacle(&self, description: &Description, contender: Contender) -> Option<String> {
-        if contender.needs_root() && !rustix::process::geteuid().is_root() {
-            return Some("it attaches a loop device, which needs root".into());
+        if contender.needs_root()
+            && let Some(why) = served::no_block_devices()
+        {
+            return Some(why);
         }
         if contender.is_dm_crypt()
             && let Some(why) = served::no_device_mapper()
@@ -282,11 +309,11 @@ impl Settings {
         if self.generator == Generator::Dd && contender.is_nbd() {
             return Some("dd has no way to NBD; use another --load".into());
         }
-        if self.on.scratch_dir().is_none() {
+        let on = self.on_for(description);
+        if on.scratch_dir().is_none() {
             return Some(format!(
-                "servers need scratch images beside the target, and {} has no directory; run on \
-                 memory, a file or a directory",
-                self.on
+                "servers need scratch images beside the target, and {on} has no directory; run on \
+                 memory, a file or a directory (--on)"
             ));
         }
         None
@@ -483,6 +510,24 @@ impl Failures {
     }
 }
 
+/// The order of `count` contenders in a round: each begins equally often, and each follows each other one equally
+/// often, in `count` rounds if that is even and in twice as many if it is not (E. J. Williams, Australian Journal of
+/// Chemistry 2, 1949). What a contender leaves behind in caches and in the disk falls on all.
+fn turns(count: usize, round: usize) -> Vec<usize> {
+    // 0, 1, n-1, 2, n-2 …: all steps differ.
+    let step = |at: usize| if at % 2 == 1 { at.div_ceil(2) } else { (count - at / 2) % count };
+    let mut order: Vec<usize> = (0..count).map(step).collect();
+    let mut shift = round;
+    if count % 2 == 1 {
+        // Of an odd number each step comes twice, in one of two directions.
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        shift = round / 2;
+    }
+    order.into_iter().map(|at| (at + shift) % count).collect()
+}
+
 /// Carries out what is left of a run.
 ///
 /// # Errors
@@ -497,9 +542,7 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
     for (at, plan) in plans.iter().enumerate() {
         for round in 0..rounds(plan.description, settings) {
             for cell in 0..plan.cells.len() {
-                let count = plan.contenders.len();
-                // Rotated, so that no contender is always the first.
-                let turns = (0..count).map(|turn| (turn + round as usize) % count);
+                let turns = turns(plan.contenders.len(), round as usize).into_iter();
                 let had = turns.filter(|it| plan.has(plan.contenders[*it], &plan.cells[cell]));
                 steps.extend(had.map(|contender| (at, cell, contender, round)));
             }
@@ -543,7 +586,7 @@ pub fn run(about: &About, store: &mut Store, around: &Surroundings<'_>) -> io::R
             clock.done(expected_s, started.elapsed());
             match ran {
                 Ok(sample) => record.sample = Some(sample),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                Err(error) if is_stopped(&error, around.stop) => {
                     return Ok(Outcome::Interrupted);
                 }
                 Err(error) if is_full(&error) => {
@@ -646,7 +689,11 @@ impl Stage {
                 let bench = match &mut self.bench {
                     Some(bench) => bench,
                     none => {
-                        let target = around.target.open()?;
+                        let target = if settings.is_moved_to_zero(plan.description) {
+                            Held::make(&Target::Zero, settings.len)?.open()?
+                        } else {
+                            around.target.open()?
+                        };
                         let bench = Bench::new(target, settings.len, method);
                         bench.fill(around.stop, filling)?;
                         none.insert(bench)
@@ -712,6 +759,7 @@ mod tests {
             scale: Scale::Full,
             len: 1 << 30,
             time_ms: 10,
+            added_on_zero: false,
             generator,
             command: String::new(),
         }
@@ -835,6 +883,14 @@ mod tests {
         assert_eq!(of("block-sweep", "ucrypt-nbd", Generator::Fio), ["fio"]);
         assert_eq!(of("block-sweep", "raw,nbdkit", Generator::BuiltIn), ["nbdkit"]);
         assert_eq!(of("sorted-writes", "ucrypt,nbdkit", Generator::Fio), none, "it has no turn");
+        if served::no_block_devices().is_none() {
+            let through = of("block-sweep", "loop-ext4,ucrypt-loop-ext4", Generator::Fio);
+            for needed in ["mkfs.ext4", "losetup", "dd", "fusermount3"] {
+                assert!(through.contains(&needed), "{needed}: {through:?}");
+            }
+            let tree = of("kernel-tree", "loop", Generator::Fio);
+            assert!(tree.contains(&"mkfs.xfs") && !tree.contains(&"fio"), "{tree:?}");
+        }
         // Whether it is installed here or not: a run without it is another one.
         let peers = Settings { against: None, ..settings(Generator::BuiltIn) };
         assert!(peers.programs().contains(&"nbdkit"));
@@ -882,6 +938,40 @@ mod tests {
         assert_eq!(failures.fate("another one", contender, "new"), Fate::Made);
         failures.add(&record("d", true));
         assert_eq!(fate(&failures, "new"), Fate::Made);
+    }
+
+    #[test]
+    fn no_contender_is_always_the_first_or_always_behind_the_same_one() {
+        for count in 1..=18_usize {
+            let rounds = if count % 2 == 0 { count } else { 2 * count };
+            let mut first = vec![0; count];
+            let mut follows = vec![vec![0; count]; count];
+            for round in 0..rounds {
+                let order = turns(count, round);
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>(), "round {round}");
+                first[order[0]] += 1;
+                order.windows(2).for_each(|pair| follows[pair[1]][pair[0]] += 1);
+            }
+            assert!(first.iter().all(|it| *it == rounds / count), "{count}: {first:?}");
+            for (of, all) in follows.iter().enumerate() {
+                let others = all.iter().enumerate().filter(|(other, _)| *other != of);
+                assert!(others.clone().all(|(_, it)| *it == rounds / count), "{count}: {all:?}");
+            }
+            // A run has a few rounds: there, too, the one before is another one.
+            if count > 2 {
+                let before = |round| {
+                    let order = turns(count, round);
+                    order
+                        .iter()
+                        .position(|it| *it == 1)
+                        .and_then(|at| Some(order[at.checked_sub(1)?]))
+                };
+                assert!((0..3).any(|round| before(round) != before(0)), "{count}");
+            }
+        }
+        assert!(turns(0, 3).is_empty());
     }
 
     #[test]

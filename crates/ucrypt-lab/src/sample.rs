@@ -246,6 +246,14 @@ impl Watch {
         Self { before: counters(own.server), own, threads }
     }
 
+    /// Starts now, while a `program` of ours is under way, whose time until now is not of the measurement: it becomes
+    /// ours when the program ends.
+    pub(crate) fn within(own: Own, program: u32) -> Self {
+        let mut watch = Self::start(own);
+        watch.before.own += spent(&format!("/proc/{program}/stat"), true);
+        watch
+    }
+
     /// What happened since the start.
     pub fn end(&self) -> Disturbance {
         let mut after = counters(self.own.server);
@@ -349,6 +357,21 @@ mod tests {
         assert!(disturbance(&before, &short(0, 2)).is_marked());
         let now = counters(Some(std::process::id()));
         assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
+    }
+
+    #[test]
+    fn a_program_that_is_under_way_counts_from_the_start_of_the_measurement() {
+        let mut busy = std::process::Command::new("sh");
+        let mut busy = busy.args(["-c", "while :; do :; done"]).spawn().expect("it starts");
+        let stat = format!("/proc/{}/stat", busy.id());
+        while spent(&stat, true) < 20 {
+            std::thread::yield_now();
+        }
+        let alone = Watch::start(Own::default()).before.own;
+        let within = Watch::within(Own::default(), busy.id()).before.own;
+        busy.kill().expect("killed");
+        busy.wait().expect("ended");
+        assert!(within >= alone + 20, "{within} and {alone}");
     }
 
     #[test]

@@ -14,12 +14,14 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::mount::{FsOpenFlags, fsopen};
 use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_engine::PolicyKind;
+use ucrypt_export::loop_device::{self, LoopError};
 
 use crate::bounded::{self, Work};
 use crate::contender::Contender;
@@ -330,7 +332,7 @@ impl Images {
         // Its file is as long as each of the images.
         crate::target::room(self.dir.path(), self.len, "use a smaller --size")?;
         fs::create_dir_all(&dir)?;
-        let mut init = Command::new("gocryptfs");
+        let mut init = process::program("gocryptfs");
         // The least cost of a key derivation.
         init.args(["-init", "-q", "-scryptn", "10", "-passfile"]);
         init.arg(self.path("passphrase")).arg(dir);
@@ -422,7 +424,7 @@ impl Images {
                 return Err(io::Error::other(format!("{other} does not serve {raw}")));
             }
         };
-        let mut command = Command::new(&words[0]);
+        let mut command = process::program(&words[0]);
         command.args(&words[1..]);
         Ok(command)
     }
@@ -459,7 +461,7 @@ impl Images {
             return self.mapped(contender == Contender::DmCryptInline, stop);
         }
         if contender == Contender::Loop {
-            let mut losetup = Command::new("losetup");
+            let mut losetup = process::program("losetup");
             losetup.args(["--find", "--show"]);
             if self.direct {
                 losetup.arg("--direct-io=on");
@@ -558,11 +560,37 @@ fn program(ucrypt: &Path) -> Command {
 
 /// `cryptsetup`, which waits for no udev where there is none.
 fn cryptsetup() -> Command {
-    let mut command = Command::new("cryptsetup");
+    let mut command = process::program("cryptsetup");
     if !Path::new("/run/udev/control").exists() {
         command.env("DM_DISABLE_UDEV", "1");
     }
     command
+}
+
+/// Why this process can attach no block device and mount nothing, with the remedy; `None` if it can. That is
+/// tried: root of a container may lack the right. Says the same as long as this process lives.
+pub(crate) fn no_block_devices() -> Option<String> {
+    static WHY: LazyLock<Option<String>> = LazyLock::new(|| {
+        // A mount is needed for ucrypt's own loop devices, too.
+        let mount = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC);
+        let denied = "it attaches a loop device, which needs root and CAP_SYS_ADMIN";
+        match (mount, loop_device::check()) {
+            (Err(_), _) | (_, Err(LoopError::Permission)) => Some(denied.to_owned()),
+            (Ok(_), Ok(())) => None,
+            (_, Err(LoopError::Missing)) => Some(
+                "this system has no loop devices (/dev/loop-control is missing): modprobe loop"
+                    .into(),
+            ),
+            (_, Err(LoopError::NoneFree(error))) => {
+                Some(format!("there is no free loop device: {error}: detach one (losetup --list)"))
+            }
+            (_, Err(LoopError::Attach { device, error })) => {
+                Some(format!("cannot attach {}: {error}: give it its node", device.display()))
+            }
+            (_, Err(error)) => Some(error.to_string()),
+        }
+    });
+    WHY.clone()
 }
 
 /// Why the kernel's dm-crypt takes no part, with the remedy; `None` if it does.
@@ -878,7 +906,7 @@ impl Drop for End {
                 // A device in use is detached when its last user has gone.
                 let detach = || {
                     for device in loops_over(image) {
-                        process::succeeds(Command::new("losetup").arg("--detach").arg(device));
+                        process::succeeds(process::program("losetup").arg("--detach").arg(device));
                     }
                     loops_over(image).is_empty()
                 };
@@ -928,7 +956,7 @@ impl Drop for Server {
         drop(self.process.take());
         if self.fuse && is_mounted(&self.place) {
             // It took its mount away itself, unless it was killed.
-            process::succeeds(Command::new("fusermount3").args(["-u", "-z"]).arg(&self.place));
+            process::succeeds(process::program("fusermount3").args(["-u", "-z"]).arg(&self.place));
         }
         // The next server makes it again.
         let _ = fs::remove_file(&self.place);

@@ -132,7 +132,8 @@ impl Short {
                 let chance = chance(&values, least * (1.0 - class)).filter(|_| !is_virtual);
                 self.chances.extend(chance);
                 is_telling |= chance.is_some();
-                if ratio.median >= least || (what == MEAN && is_slower) {
+                // Within a class, nobody knows which of the two is less.
+                if ratio.median >= least * (1.0 - class) || (what == MEAN && is_slower) {
                     continue;
                 }
                 self.shortfalls.push(Shortfall {
@@ -255,6 +256,13 @@ mod tests {
         assert_eq!(listed(base.clone(), base.clone()), []);
         assert_eq!(listed(sample(100.0, 10.0, 40.0), base.clone()), [("p99 latency", 0.5)]);
         assert_eq!(listed(sample(100.0, 20.0, 20.0), base.clone()), [("mean latency", 0.5)]);
+        // A distribution does not tell two values of one class apart, nor of two that touch.
+        assert_eq!(listed(sample(100.0, 10.0, 20.2), base.clone()), []);
+        assert_eq!(
+            listed(sample(100.0, 10.1, 20.0), base.clone()).len(),
+            1,
+            "a mean has no classes"
+        );
         // The mean says the same as the speed.
         assert_eq!(listed(sample(50.0, 20.0, 20.0), base.clone()), [("speed", 0.5)]);
         assert_eq!(listed(sample(100.0, 0.0, 0.0), base.clone()), []);

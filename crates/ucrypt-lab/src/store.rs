@@ -7,7 +7,6 @@ use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -38,6 +37,9 @@ pub struct Settings {
     pub len: u64,
     /// Milliseconds of a measurement.
     pub time_ms: u64,
+    /// No target was named: `added-latency` runs on `zero`, as what was published did, and the others on `on`.
+    #[serde(default)]
+    pub added_on_zero: bool,
     /// The load on served contenders.
     pub generator: Generator,
     /// The command line that asked for it.
@@ -433,9 +435,20 @@ impl Machine {
             ("nbdkit", "--version"),
             ("cryptsetup", "--version"),
             ("gocryptfs", "--version"),
+            ("fusermount3", "--version"),
+            ("losetup", "--version"),
+            ("mkfs.ext4", "-V"),
+            ("mkfs.xfs", "-V"),
+            ("mkfs.btrfs", "-V"),
         ] {
             if process::is_installed(program) {
-                let version = first_line(Command::new(program).arg(option));
+                let mut command = process::program(program);
+                let version = first_line(command.arg(option)).or_else(|| {
+                    // That of ext4 says it to its standard error.
+                    let mut shell = process::program("sh");
+                    shell.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(command.get_program());
+                    first_line(shell.arg(option))
+                });
                 versions.extend(version.map(|version| (program.to_owned(), version)));
             }
         }
@@ -464,6 +477,7 @@ mod tests {
             scale: Scale::Quick,
             len: 1 << 24,
             time_ms: 10,
+            added_on_zero: false,
             generator: Generator::BuiltIn,
             command: "ucrypt lab run".into(),
         };

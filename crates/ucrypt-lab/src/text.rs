@@ -7,7 +7,7 @@ use crate::catalogue::{Method, Published};
 use crate::columns::{SPEED, TAIL, of_best, quantile};
 use crate::modes::modes;
 use crate::served::THROUGH_CACHE;
-use crate::sim::history::{Row, Simulation};
+use crate::sim::history::{Row, Short, Simulation};
 
 /// A figure with as many digits as it is worth.
 pub fn figure(value: f64) -> String {
@@ -16,6 +16,12 @@ pub fn figure(value: f64) -> String {
         10.0..100.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
     }
+}
+
+/// A ratio below 1, with so many digits that it is not written as 1.
+pub fn below_one(ratio: f64) -> String {
+    let digits = (2..9).find(|digits| format!("{ratio:.digits$}").starts_with('0')).unwrap_or(9);
+    format!("{ratio:.digits$}")
 }
 
 /// The median of a figure that was not taken everywhere; empty where it was not.
@@ -123,13 +129,13 @@ pub fn tables(analysis: &Analysis) -> String {
             let doubt = if short.is_certain { "" } else { "  may be chance" };
             let _ = writeln!(
                 text,
-                "  {:<14} {:<30} {} is worse than {} in {}: {:.2} ({:.2} to {:.2}){doubt}",
+                "  {:<14} {:<30} {} is worse than {} in {}: {} ({:.2} to {:.2}){doubt}",
                 short.experiment,
                 short.cell,
                 short.ours,
                 short.other,
                 short.what,
-                short.ratio.median,
+                below_one(short.ratio.median),
                 short.ratio.low,
                 short.ratio.high
             );
@@ -141,14 +147,14 @@ pub fn tables(analysis: &Analysis) -> String {
 /// Rows of a simulation in which adaptive is worse, for a terminal.
 pub fn short_in_virtual_time(simulation: &Simulation) -> String {
     let mut text = format!("where we fall short\n  {}\n", simulation.short());
-    for (row, ratio) in simulation.shortfalls() {
+    for Short { row, other, figure: its, ratio } in simulation.shortfalls() {
         let _ = writeln!(
             text,
-            "  {:<14} {:<46} {ratio:.2}: {} {}, adaptive {} {}",
+            "  {:<14} {:<46} {}: {other} {}, adaptive {} {}",
             row.experiment,
             row.row,
-            row.policy,
-            figure(row.simulated),
+            below_one(ratio),
+            figure(its),
             row.adaptive.map_or_else(String::new, figure),
             row.unit
         );
@@ -278,12 +284,13 @@ type SimulatedField = (&'static str, fn(&Row) -> String);
 
 /// Columns of the rows of a simulation, which have the experiment, the row and the policy in the
 /// first columns as well.
-const SIMULATED: [SimulatedField; 6] = [
+const SIMULATED: [SimulatedField; 7] = [
     ("unit_in_virtual_time", |it| it.unit.clone()),
     ("published_in_virtual_time", |it| it.published.to_string()),
     ("simulated", |it| it.simulated.to_string()),
     ("simulation_error", |it| exact(it.error())),
     ("adaptive_simulated", |it| exact(it.adaptive)),
+    ("raw_simulated", |it| exact(it.raw)),
     ("fitted", |it| it.fitted.to_string()),
 ];
 
@@ -362,6 +369,26 @@ mod tests {
         assert_eq!(of_simulation.count(), simulated.rows.len());
         let alone = csv(None, Some(&simulated)).expect("CSV");
         assert_eq!(alone.lines().count(), 1 + simulated.rows.len());
+    }
+
+    #[test]
+    fn a_spread_that_is_too_wide_is_called_so_on_the_page_and_in_the_tables() {
+        let mut analysis = analysis();
+        let forms = |analysis: &Analysis| {
+            let page = crate::page::html(analysis, None);
+            let page = page.split("<section id=\"machine\"").next().unwrap_or_default().to_owned();
+            let said = [tables(analysis), page, crate::markdown::markdown(analysis, None)];
+            said.map(|text| text.matches("wide spread").count())
+        };
+        assert_eq!(forms(&analysis), [0; 3]);
+        // Of what is shown: of kernel-tree the time.
+        for experiment in &mut analysis.experiments {
+            let is_tree = experiment.description.method == Method::Tree;
+            let of = &mut experiment.cells[0].figures[0];
+            let shown = if is_tree { &mut of.seconds } else { &mut of.mb_s };
+            shown.high = shown.median * 1.2;
+        }
+        assert_eq!(forms(&analysis), [analysis.experiments.len(); 3]);
     }
 
     #[test]

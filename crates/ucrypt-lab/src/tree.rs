@@ -10,7 +10,6 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -41,6 +40,15 @@ const FILE_SYSTEMS: [(&str, &str, &str); 5] = [
     ("xfs", "mkfs.xfs -q -f -K", "-t xfs"),
     ("btrfs", "mkfs.btrfs -q -f -K", "-t btrfs"),
 ];
+
+/// The program by whose version a file system is known: ext2 to ext4 are made by one.
+pub(crate) fn maker(file_system: &str) -> &'static str {
+    match file_system {
+        "xfs" => "mkfs.xfs",
+        "btrfs" => "mkfs.btrfs",
+        _ => "mkfs.ext4",
+    }
+}
 
 /// $1: the device, $2: how it is mounted, $3: the archive. Prints nanoseconds.
 const SCRIPT: &str = r#"
@@ -91,9 +99,6 @@ impl Trees {
         (ucrypt, left): (&Path, &Left),
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(io::Error::other("loop devices and mounts need root"));
-        }
         let (files, len) = size(scale);
         let remedy = match scale {
             Scale::Full => "--quick needs less",
@@ -126,7 +131,7 @@ impl Trees {
         let dir = self.images.dir();
         let (device, own, _end) = self.images.device(contender, stop)?;
         let mut words = make.split(' ');
-        let mut command = Command::new(words.next().unwrap_or_default());
+        let mut command = process::program(words.next().unwrap_or_default());
         command.args(words).arg(&device);
         // What waits for a device cannot be ended before the device's server is.
         let limit = TURN_LIMIT + PATIENCE;
@@ -143,7 +148,7 @@ impl Trees {
         let watch = Watch::start(own.clone());
         // A mount namespace of its own: nothing stays mounted, however it ends. What the user unmounts meanwhile is
         // unmounted there, too, and kept by nobody.
-        let mut turn = Command::new("unshare");
+        let mut turn = process::program("unshare");
         turn.args(["--mount", "--propagation", "slave", "--", "sh", "-c", SCRIPT, "sh"])
             .arg(&device)
             .arg(mount)
@@ -204,13 +209,15 @@ fn make_archive(dir: &Path, files: u32, stop: &AtomicBool) -> io::Result<()> {
         }
         fs::write(place.join(format!("{number}.c")), &text[start..start + len])?;
     }
-    let mut tar = Command::new("tar");
+    let mut tar = process::program("tar");
     process::run(tar.args(["-cf", "tree.tar", "tree"]).current_dir(dir), dir, TURN_LIMIT, stop)?;
     fs::remove_dir_all(dir.join("tree"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::catalogue::by_name;
 

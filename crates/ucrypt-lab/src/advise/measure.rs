@@ -472,7 +472,7 @@ impl<'a> Exports<'a> {
             (plan.progress)(&format!("serves it by {name}"), 0, 0);
             match exports.start(index) {
                 Ok(()) => index += 1,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+                Err(error) if load::is_stopped(&error, plan.stop) => return Err(error),
                 Err(error) => {
                     advice.not_measured.push(format!("{name}: {error}"));
                     exports.ways.remove(index);
@@ -507,7 +507,7 @@ impl<'a> Exports<'a> {
         let ran = self.start(index).and_then(|()| self.running[&index].run(load, self.plan.stop));
         match ran {
             Ok(sample) => Ok(Some(sample)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) if load::is_stopped(&error, self.plan.stop) => Err(error),
             Err(error) => {
                 self.failed.insert(index, error.to_string());
                 self.running.remove(&index);

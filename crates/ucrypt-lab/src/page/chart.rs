@@ -1,5 +1,5 @@
 //! Charts as SVG, by plotters. Colours stand for roles: the page's style sheet gives each its colour
-//! in the theme of the reader, and dashes published lines.
+//! in the theme of the reader, and dashes published lines. Contenders of one colour have other marks.
 
 use std::fmt::Write as _;
 
@@ -11,28 +11,112 @@ use plotters::prelude::*;
 const GRID: RGBColor = RGBColor(0xE0, 0x00, 0xF0);
 const TEXT: RGBColor = RGBColor(0xE0, 0x00, 0xF1);
 
-/// Number of colours in the style sheet; further series begin anew.
-pub(super) const COLOURS: usize = 14;
+/// Number of colours that contenders have; the next one in the style sheet is [`GREY`].
+pub(super) const COLOURS: usize = 8;
 
-/// The colour of published figures that no contender repeats.
-pub(super) const GREY: usize = 8;
+/// The colour of published figures that no contender of the run repeats.
+const GREY: usize = COLOURS;
 
-/// How published lines are dashed, how opaque their bars are, and the border of the same look in a
-/// legend. Further series of one colour begin anew.
-pub(super) const DASHES: [(&str, f64, &str); 4] = [
-    ("6 4", 0.55, "dashed"),
-    ("1 4", 0.4, "dotted"),
-    ("14 3 2 3", 0.7, "double"),
-    ("2 8", 0.25, "groove"),
+/// How published lines are dashed, and how opaque their marks and bars are. Further series of one colour begin anew.
+pub(super) const DASHES: [(&str, f64); 6] = [
+    ("6 4", 0.55),
+    ("1 4", 0.4),
+    ("14 3 2 3", 0.7),
+    ("2 8", 0.25),
+    ("12 6", 0.85),
+    ("14 3 2 3 2 3", 0.15),
 ];
+
+/// What stands at a point of a line, and above a bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Disc,
+    Square,
+    Triangle,
+    Diamond,
+    Ring,
+    Frame,
+    Cross,
+}
+
+/// In the order in which contenders of one colour get them.
+const MARKS: [Mark; 7] =
+    [Mark::Disc, Mark::Triangle, Mark::Ring, Mark::Cross, Mark::Frame, Mark::Diamond, Mark::Square];
+
+/// Half the width of a mark, in pixels.
+const MARK: i32 = 4;
+
+impl Mark {
+    /// Its lines, as pixels from its middle: those of a shape return to their beginning. None: it is round.
+    fn lines(self) -> Vec<Vec<(i32, i32)>> {
+        let (side, tip) = (MARK - 1, MARK + 1);
+        match self {
+            Self::Disc | Self::Ring => Vec::new(),
+            Self::Square | Self::Frame => {
+                vec![vec![
+                    (-side, -side),
+                    (side, -side),
+                    (side, side),
+                    (-side, side),
+                    (-side, -side),
+                ]]
+            }
+            Self::Triangle => vec![vec![(0, -tip), (MARK, side), (-MARK, side), (0, -tip)]],
+            Self::Diamond => vec![vec![(0, -tip), (tip, 0), (0, tip), (-tip, 0), (0, -tip)]],
+            Self::Cross => {
+                vec![vec![(-MARK, -MARK), (MARK, MARK)], vec![(-MARK, MARK), (MARK, -MARK)]]
+            }
+        }
+    }
+
+    fn is_filled(self) -> bool {
+        !matches!(self, Self::Ring | Self::Frame | Self::Cross)
+    }
+
+    /// The same for a legend.
+    fn svg(self, (x, y): (i32, i32), colour: &str) -> String {
+        let paint = if self.is_filled() {
+            format!("fill=\"{colour}\" stroke=\"none\"")
+        } else {
+            format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"")
+        };
+        let lines = self.lines();
+        if lines.is_empty() {
+            return format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"{MARK}\" {paint}/>");
+        }
+        let line = |points: Vec<(i32, i32)>| {
+            let points = points.iter().map(|(dx, dy)| format!("{},{}", x + dx, y + dy));
+            let points = points.collect::<Vec<_>>().join(" ");
+            format!("<polyline points=\"{points}\" {paint}/>")
+        };
+        lines.into_iter().map(line).collect()
+    }
+}
+
+/// What a contender is told by: the same in every chart of an experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Look {
+    /// Index of its colour.
+    pub(super) colour: usize,
+    mark: Mark,
+}
+
+impl Look {
+    /// Of published figures that no contender of the run repeats.
+    pub(super) const NOBODY: Self = Self { colour: GREY, mark: MARKS[0] };
+
+    /// Of one of the contenders of an experiment. There are looks for more of them than a run can have.
+    pub(super) fn of(index: usize) -> Self {
+        Self { colour: index % COLOURS, mark: MARKS[index / COLOURS % MARKS.len()] }
+    }
+}
 
 /// One line or one group of bars.
 pub(super) struct Series {
     pub(super) label: String,
     /// What was published is dashed: which of [`DASHES`]. Those of one colour differ in it.
     pub(super) published: Option<usize>,
-    /// Index of its colour.
-    pub(super) colour: usize,
+    pub(super) look: Look,
     /// By place on the x axis.
     pub(super) values: Vec<Option<f64>>,
 }
@@ -40,22 +124,47 @@ pub(super) struct Series {
 impl Series {
     fn rgb(&self) -> RGBColor {
         let group = self.published.map_or(0, |dash| 0x10 + dash % DASHES.len());
-        RGBColor(0xE0, group as u8, (self.colour % COLOURS) as u8)
+        RGBColor(0xE0, group as u8, self.look.colour as u8)
     }
 
-    /// Its class in the style sheet.
-    fn class(&self) -> String {
-        let dash =
-            self.published.map_or_else(String::new, |dash| format!(" d{}", dash % DASHES.len()));
-        format!("swatch c{}{dash}", self.colour % COLOURS)
+    /// How it is drawn, for a legend.
+    fn key(&self, kind: Kind) -> String {
+        let RGBColor(role, group, index) = self.rgb();
+        let colour = format!("#{role:02X}{group:02X}{index:02X}");
+        let (drawn, mark) = match kind {
+            Kind::Lines => (
+                format!(
+                    "<polyline points=\"0,7 36,7\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+                ),
+                Some((18, 7)),
+            ),
+            Kind::Bars => (
+                format!(
+                    "<rect x=\"14\" y=\"2\" width=\"20\" height=\"11\" fill=\"{colour}\" stroke=\"{colour}\"/>"
+                ),
+                Some((6, 7)).filter(|_| self.published.is_none()),
+            ),
+        };
+        let mark = mark.map_or_else(String::new, |at| self.look.mark.svg(at, &colour));
+        format!("<svg class=\"key\" viewBox=\"0 0 36 14\" aria-hidden=\"true\">{drawn}{mark}</svg>")
     }
 }
+
+/// Bars of a chart that are wide enough for their marks, also on a phone.
+const BARS_MAX: usize = 40;
 
 /// How values are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Lines,
     Bars,
+}
+
+impl Kind {
+    /// Of a chart with so many places and series: few values are bars.
+    pub(super) fn of(places: usize, series: usize) -> Self {
+        if places >= 4 || places * series > BARS_MAX { Self::Lines } else { Self::Bars }
+    }
 }
 
 /// A chart over named places.
@@ -128,7 +237,7 @@ impl Chart<'_> {
         for series in &self.series {
             let label = super::escape(&series.label);
             // Writing to a string cannot fail.
-            let _ = write!(html, "<li><span class=\"{}\"></span>{label}</li>", series.class());
+            let _ = write!(html, "<li>{}{label}</li>", series.key(self.kind));
         }
         html.push_str("</ul></figure>\n");
         html
@@ -202,10 +311,23 @@ impl Chart<'_> {
                     let bars = series.values.iter().enumerate().filter_map(|(place, value)| {
                         let left = place as f64 - 0.4 + width * index as f64;
                         let value = value.filter(|value| DRAWN.contains(value))?.max(floor);
-                        let corners = [(left, floor), (left + width * 0.92, value)];
-                        Some(Rectangle::new(corners, style.filled()))
+                        Some([(left, floor), (left + width * 0.92, value)])
                     });
-                    chart.draw_series(bars).map_err(|error| text(&error))?;
+                    let bars: Vec<[(f64, f64); 2]> = bars.collect();
+                    let filled = bars.iter().map(|bar| Rectangle::new(*bar, style.filled()));
+                    chart.draw_series(filled).map_err(|error| text(&error))?;
+                    if series.published.is_some() {
+                        let edges =
+                            bars.iter().map(|bar| Rectangle::new(*bar, style.stroke_width(1)));
+                        chart.draw_series(edges).map_err(|error| text(&error))?;
+                    } else {
+                        let tops = bars
+                            .iter()
+                            .map(|[from, to]| (f64::midpoint(from.0, to.0), to.1))
+                            .collect();
+                        marks(&mut chart, tops, (series.look.mark, -MARK - 2), style)
+                            .map_err(|error| text(&error))?;
+                    }
                 }
             }
         }
@@ -243,6 +365,9 @@ impl Chart<'_> {
     }
 }
 
+/// Half the length of the line through a published point that has no neighbours, in places.
+const ALONE: f64 = 0.2;
+
 /// Draws the lines and marks of a series.
 fn lines<Y>(
     chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<RangedCoordf64, Y>>,
@@ -264,17 +389,53 @@ where
         }
     }
     runs.push(run);
-    for run in runs {
+    for mut run in runs {
         points.extend(run.iter().copied());
+        // One point alone shows no dashes.
+        if let (Some(_), &[(x, y)]) = (series.published, run.as_slice()) {
+            run = vec![(x - ALONE, y), (x + ALONE, y)];
+        }
         chart.draw_series(LineSeries::new(run, colour.stroke_width(2)))?;
     }
-    let marks = points.into_iter().map(|point| Circle::new(point, 3, colour.filled()));
-    chart.draw_series(marks)?;
+    marks(chart, points, (series.look.mark, 0), colour)
+}
+
+/// Draws a mark at each of these points, so many pixels below it.
+fn marks<Y>(
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<RangedCoordf64, Y>>,
+    points: Vec<(f64, f64)>,
+    (mark, below): (Mark, i32),
+    colour: RGBColor,
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
+where
+    Y: Ranged<ValueType = f64>,
+{
+    let (filled, edge) = (colour.filled(), colour.stroke_width(2));
+    let lines = mark.lines();
+    if lines.is_empty() {
+        let style = if mark.is_filled() { filled } else { edge };
+        let round = |at| EmptyElement::at(at) + Circle::new((0, below), MARK, style);
+        chart.draw_series(points.into_iter().map(round))?;
+        return Ok(());
+    }
+    for line in lines {
+        let line: Vec<_> = line.into_iter().map(|(x, y)| (x, y + below)).collect();
+        let at = points.iter().copied();
+        if mark.is_filled() {
+            let shape = |at| EmptyElement::at(at) + Polygon::new(line.clone(), filled);
+            chart.draw_series(at.map(shape))?;
+        } else {
+            let shape = |at| EmptyElement::at(at) + PathElement::new(line.clone(), edge);
+            chart.draw_series(at.map(shape))?;
+        }
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Of a damaged run: the library that draws would not end.
@@ -283,12 +444,44 @@ mod tests {
         for odd in [1e308, -1e300, 1e-308, f64::INFINITY, f64::NAN, 0.0, -1.0] {
             for (kind, log) in [(Kind::Lines, true), (Kind::Lines, false), (Kind::Bars, false)] {
                 let values = vec![Some(odd), Some(2.0), None];
-                let series = Series { label: "a".into(), published: None, colour: 0, values };
+                let look = Look::of(0);
+                let series = Series { label: "a".into(), published: None, look, values };
                 let places = ["x", "y", "z"].map(str::to_owned).into();
                 let (title, unit, series) = ("t", "u", vec![series]);
                 let chart = Chart { title, unit, places, series, kind, log };
                 assert!(chart.html().contains("<svg"), "{odd}");
             }
+        }
+    }
+
+    #[test]
+    fn every_contender_that_there_is_has_a_look_of_its_own_in_a_chart_and_in_its_legend() {
+        let count = COLOURS * MARKS.len();
+        let mut keys = BTreeSet::new();
+        for kind in [Kind::Lines, Kind::Bars] {
+            keys.clear();
+            for index in 0..count {
+                for published in [None].into_iter().chain((0..DASHES.len()).map(Some)) {
+                    let look = Look::of(index);
+                    let series = Series { label: "a".into(), published, look, values: Vec::new() };
+                    assert!(look.colour < GREY, "grey is nobody's");
+                    let is_new = keys.insert(series.key(kind));
+                    // Published bars have no marks.
+                    assert!(is_new || (kind == Kind::Bars && published.is_some()), "{index}");
+                }
+            }
+        }
+        assert!(count >= 50, "all servers with all policies");
+        // The marks are in the chart: two contenders of one colour differ in more than their place.
+        for (kind, places) in [(Kind::Lines, 4), (Kind::Bars, 2)] {
+            let of = |index| {
+                let (look, values) = (Look::of(index), vec![Some(1.0); places]);
+                let series = vec![Series { label: "a".into(), published: None, look, values }];
+                let places = vec!["x".to_owned(); places];
+                Chart { title: "t", unit: "u", places, series, kind, log: false }.html()
+            };
+            let drawn: BTreeSet<String> = (0..MARKS.len()).map(|mark| of(COLOURS * mark)).collect();
+            assert_eq!(drawn.len(), MARKS.len());
         }
     }
 

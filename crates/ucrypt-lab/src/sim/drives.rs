@@ -232,7 +232,7 @@ impl Machine {
                 from_ns: self.virtual_ns / 4,
                 until_ns: self.virtual_ns,
                 sent: vec![(0, 0); count(cell.depth)],
-                free: (0..u64::from(cell.depth)).collect(),
+                free: (0..u64::from(cell.depth)).map(|tag| (tag, 0)).collect(),
                 measured: measured.clone(),
             };
             world.attach(index, Box::new(clients));
@@ -288,9 +288,11 @@ struct Mixed {
     held: Option<(bool, u64, u64)>,
     from_ns: u64,
     until_ns: u64,
-    /// By tag: when the request was sent, and its bytes.
+    /// By tag: when the client had its turn, and the bytes of its request.
     sent: Vec<(u64, u64)>,
-    free: Vec<u64>,
+    /// Tags without a request in flight, and since when: a client does not wait before its next request, but the
+    /// queue may have no room for it yet.
+    free: Vec<(u64, u64)>,
     measured: Rc<RefCell<Measured>>,
 }
 
@@ -334,10 +336,10 @@ impl Clients for Mixed {
                 measured.latencies.saturating_record(now_ns - at_ns);
                 measured.bytes += bytes;
             }
-            self.free.push(done.tag);
+            self.free.push((done.tag, now_ns));
         }
         while present.now_ns() < self.until_ns
-            && let Some(&tag) = self.free.last()
+            && let Some(&(tag, since_ns)) = self.free.last()
         {
             let (is_read, offset, len) = self.held.take().unwrap_or_else(|| {
                 let (is_read, len) = self.kind();
@@ -361,7 +363,7 @@ impl Clients for Mixed {
                 }
             }
             self.free.pop();
-            self.sent[tag as usize] = (present.now_ns(), len);
+            self.sent[tag as usize] = (since_ns, len);
             present.accept();
             any = true;
         }

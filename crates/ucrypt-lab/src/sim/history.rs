@@ -14,10 +14,10 @@ use ucrypt_backend::model::Profile;
 use ucrypt_engine::{CipherModel, Fixed, PolicyKind};
 
 use crate::analysis::OF_RAW_MIN;
-use crate::catalogue::{Scale, size_name};
+use crate::catalogue::{Scale, luks_2017, size_name};
 use crate::contender::Contender;
 use crate::experiment::{AES_2017, Experiment};
-use crate::load::INTERRUPTED;
+use crate::load::{INTERRUPTED, is_stopped};
 use crate::published::{self, Row as Published};
 use crate::world::{Costs, Stalls};
 use crate::{Job, Pattern, Report};
@@ -42,6 +42,10 @@ pub struct Row {
     pub simulated: f64,
     /// Under adaptive dispatch, simulated; none for raw rows.
     pub adaptive: Option<f64>,
+    /// Not encrypted, simulated under the same load; none for raw rows, and where nothing is simulated without
+    /// encryption.
+    #[serde(default)]
+    pub raw: Option<f64>,
     /// Whether the preset or its device model was fitted to this row: then it is no test of them.
     pub fitted: bool,
 }
@@ -51,6 +55,9 @@ pub struct Row {
 pub struct Simulation {
     /// The version of the command, with its commit.
     pub version: String,
+    /// The command line that asked for it; empty in files of earlier versions.
+    #[serde(default)]
+    pub command: String,
     /// Rows, and virtual time.
     pub scale: Scale,
     /// What the presets were changed to.
@@ -60,9 +67,36 @@ pub struct Simulation {
     /// Loads on the machine that was measured for [`Changes::measured`], and in the simulator.
     #[serde(default)]
     pub checks: Vec<Check>,
+    /// Rows that failed, and why.
+    #[serde(default)]
+    pub failed: Vec<String>,
     /// Whether it was ended before it had all rows.
     #[serde(default)]
     pub interrupted: bool,
+}
+
+/// What came of the rows of some experiments.
+#[derive(Debug, Default)]
+pub struct Rows {
+    /// Those that were simulated, in the order of the experiments.
+    pub rows: Vec<Row>,
+    /// Those that failed, and why.
+    pub failed: Vec<String>,
+    /// Whether others are missing, because the simulation was stopped.
+    pub interrupted: bool,
+}
+
+/// A row in which adaptive is worse than something else.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Short<'a> {
+    /// The row.
+    pub row: &'a Row,
+    /// Worse than this: the fixed policy of the row, or `raw`.
+    pub other: &'a str,
+    /// The other's figure.
+    pub figure: f64,
+    /// Adaptive over the other; of latencies, the other way round.
+    pub ratio: f64,
 }
 
 /// Rows within [`ERROR_MAX`], and all rows.
@@ -86,24 +120,47 @@ impl Simulation {
         (of(&mut self.rows.iter()), of(&mut self.rows.iter().filter(|row| !row.fitted)))
     }
 
-    /// The rows in which adaptive is more than 3 % worse than the fixed policy, and its figure over that one's
-    /// (of latencies, the other way round). The worst first.
-    pub fn shortfalls(&self) -> Vec<(&Row, f64)> {
-        let of = |row| Row::adaptive_of_fixed(row).map(|ratio| (row, ratio));
-        let mut all: Vec<_> = self.rows.iter().filter_map(of).collect();
-        all.retain(|(_, ratio)| *ratio < OF_RAW_MIN);
-        all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    /// Adaptive beside the fixed policy of each row and beside raw. Rows of one load repeat adaptive and raw, which are
+    /// compared once.
+    fn comparisons(&self) -> Vec<Short<'_>> {
+        let mut all: Vec<Short<'_>> = Vec::new();
+        for short in self.rows.iter().flat_map(|row| row.compared().into_iter().flatten()) {
+            let same = |it: &Short<'_>| {
+                let of = |it: &Short<'_>| (it.row.adaptive, it.row.raw, it.other == RAW);
+                of(it) == of(&short) && it.row.experiment == short.row.experiment
+            };
+            if short.other != RAW || !all.iter().any(same) {
+                all.push(short);
+            }
+        }
         all
     }
 
-    /// How many rows that are, as a sentence.
+    /// Where adaptive is worse than the fixed policy by any amount, or than raw by more than 3 %. The worst first.
+    pub fn shortfalls(&self) -> Vec<Short<'_>> {
+        let mut all = self.comparisons();
+        all.retain(|short| {
+            let least = if short.other == RAW { OF_RAW_MIN } else { 1.0 - ROUNDING };
+            short.ratio < least
+        });
+        all.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        all
+    }
+
+    /// How many those are, as a sentence.
     pub fn short(&self) -> String {
-        let compared = self.rows.iter().filter(|row| row.adaptive_of_fixed().is_some()).count();
-        match self.shortfalls().len() {
-            0 => format!("Nowhere in virtual time (rows compared: {compared})."),
-            short => format!(
-                "In virtual time, on the published machines, adaptive is more than 3 % worse than the \
-                 fixed policy in {short} of {compared} rows."
+        let count = |all: &[Short<'_>]| {
+            let of_raw = all.iter().filter(|it| it.other == RAW).count();
+            (all.len() - of_raw, of_raw)
+        };
+        let (fixed, raw) = count(&self.comparisons());
+        match count(&self.shortfalls()) {
+            (0, 0) => format!(
+                "Nowhere in virtual time (compared with the fixed policy: {fixed} rows, with raw: {raw})."
+            ),
+            (of_fixed, of_raw) => format!(
+                "In virtual time, on the published machines, adaptive is worse than the fixed policy in \
+                 {of_fixed} of {fixed} rows, and more than 3 % worse than raw in {of_raw} of {raw}."
             ),
         }
     }
@@ -112,13 +169,23 @@ impl Simulation {
     pub fn verdict(&self) -> String {
         let (rows, tests) = self.counts();
         let part = if self.interrupted { "It was interrupted, and rows are missing. " } else { "" };
+        let failed = match self.failed.as_slice() {
+            [] => String::new(),
+            failed => format!("{} rows failed: {}. ", failed.len(), failed.join("; ")),
+        };
         format!(
-            "{part}{} of {} rows are within 15 % of what was published; of the rows that no preset was \
+            "{part}{failed}{} of {} rows are within 15 % of what was published; of the rows that no preset was \
              fitted to, {} of {}.",
             rows.good, rows.all, tests.good, tests.all
         )
     }
 }
+
+/// The policy of rows without encryption.
+const RAW: &str = "raw";
+
+/// Two figures that are less apart than this part of them differ in their rounding.
+const ROUNDING: f64 = 1e-9;
 
 /// The model is trusted where its error is at most this.
 pub const ERROR_MAX: f64 = 0.15;
@@ -129,14 +196,16 @@ impl Row {
         (self.published > 0.0).then(|| self.simulated / self.published - 1.0)
     }
 
-    /// How good adaptive is beside the fixed policy: 1 is as good, less is worse. Latencies are better when
-    /// they are less.
-    pub fn adaptive_of_fixed(&self) -> Option<f64> {
-        let adaptive = self.adaptive?;
-        let is_latency = self.unit.starts_with("µs");
-        let (of, base) =
-            if is_latency { (self.simulated, adaptive) } else { (adaptive, self.simulated) };
-        (base > 0.0).then(|| of / base)
+    /// Adaptive beside the fixed policy, and beside raw, where there is such a figure: 1 is as good, less is worse.
+    /// Latencies are better when they are less.
+    fn compared(&self) -> [Option<Short<'_>>; 2] {
+        let with = |other, figure: Option<f64>| {
+            let (adaptive, figure) = self.adaptive.zip(figure)?;
+            let is_latency = self.unit.starts_with("µs");
+            let (of, base) = if is_latency { (figure, adaptive) } else { (adaptive, figure) };
+            (base > 0.0).then(|| Short { row: self, other, figure, ratio: of / base })
+        };
+        [with(&self.policy, Some(self.simulated)), with(RAW, self.raw)]
     }
 
     /// Whether the error is small enough.
@@ -283,6 +352,7 @@ struct Simulator<'a> {
     stop: &'a AtomicBool,
     progress: &'a dyn Fn(&str),
     rows: Vec<Row>,
+    failed: Vec<String>,
 }
 
 /// A result under the old policy and under adaptive.
@@ -298,11 +368,29 @@ impl Simulator<'_> {
             "workqueues" => workqueues(self),
             "added-latency" => latency(self),
             "other-ssd" => other(self),
-            "instant" => instant(self),
-            "sorted-writes" => sorted(self),
+            "instant" => self.attempt(name, instant),
+            "sorted-writes" => self.attempt(name, sorted),
             "request-merge" => merged(self, scale),
-            "many-drives" => many(self, scale),
+            "many-drives" => self.attempt(name, |simulator| many(simulator, scale)),
             _ => Ok(()),
+        }
+    }
+
+    /// Simulates some rows. If they fail, that is noted, and the others go on.
+    ///
+    /// # Errors
+    /// If the simulation was stopped.
+    fn attempt(
+        &mut self,
+        what: &str,
+        rows: impl FnOnce(&mut Self) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match rows(self) {
+            Err(error) if !is_stopped(&error, self.stop) => {
+                self.failed.push(format!("{what}: {error}"));
+                Ok(())
+            }
+            ended => ended,
         }
     }
 
@@ -366,6 +454,7 @@ impl Simulator<'_> {
             policy: policy.into(),
             simulated,
             adaptive,
+            raw: None,
             fitted: false,
         };
         (self.progress)(&format!("{experiment}: {}", row.row));
@@ -376,6 +465,13 @@ impl Simulator<'_> {
     fn fitted(&mut self, fitted: bool) {
         if let Some(row) = self.rows.last_mut() {
             row.fitted = fitted;
+        }
+    }
+
+    /// Says of the last row what the load has without encryption.
+    fn beside_raw(&mut self, raw: f64) {
+        if let Some(row) = self.rows.last_mut() {
+            row.raw = Some(raw);
         }
     }
 
@@ -390,18 +486,28 @@ impl Simulator<'_> {
         (raw, encrypted): (Option<f64>, Option<f64>),
     ) -> io::Result<()> {
         let load = load.into();
-        if let Some(raw) = raw {
-            let simulated = self.raw(preset, load)?.mb_s;
-            self.add(experiment, format!("{name}, raw"), "MB/s", "raw", (raw, simulated, None));
-            self.fitted(true);
-        }
-        if let Some(encrypted) = encrypted {
-            let Both { fixed, adaptive } = self.both(preset, load, policy)?;
-            let figures = (encrypted, fixed.mb_s, Some(adaptive.mb_s));
-            self.add(experiment, format!("{name}, {label}"), "MB/s", policy.name(), figures);
-            self.fitted(fitted);
-        }
-        Ok(())
+        self.attempt(&format!("{experiment}, {name}"), |simulator| {
+            let unencrypted = simulator.raw(preset, load)?.mb_s;
+            if let Some(raw) = raw {
+                let figures = (raw, unencrypted, None);
+                simulator.add(experiment, format!("{name}, raw"), "MB/s", RAW, figures);
+                simulator.fitted(true);
+            }
+            if let Some(encrypted) = encrypted {
+                let Both { fixed, adaptive } = simulator.both(preset, load, policy)?;
+                let figures = (encrypted, fixed.mb_s, Some(adaptive.mb_s));
+                simulator.add(
+                    experiment,
+                    format!("{name}, {label}"),
+                    "MB/s",
+                    policy.name(),
+                    figures,
+                );
+                simulator.fitted(fitted);
+                simulator.beside_raw(unencrypted);
+            }
+            Ok(())
+        })
     }
 }
 
@@ -416,27 +522,17 @@ fn job(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
 /// The longest simulated request: above it, every published row is at the speed of the bus.
 const BLOCK_MAX: u64 = 32 << 20;
 
-/// Simulates the published rows of these experiments. Returns them, and whether `stop` was set before
-/// there were all.
-///
-/// # Errors
-/// If a request fails in the simulator.
+/// Simulates the published rows of these experiments, until `stop` is set. A row that fails is left out.
 pub fn rows(
     experiments: &[&str],
     scale: Scale,
     changes: Changes,
     (stop, progress): (&AtomicBool, &dyn Fn(&str)),
-) -> io::Result<(Vec<Row>, bool)> {
-    let mut simulator = Simulator { changes, stop, progress, rows: Vec::new() };
-    for experiment in experiments {
-        match simulator.experiment(experiment, scale) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return Ok((simulator.rows, true));
-            }
-            ended => ended?,
-        }
-    }
-    Ok((simulator.rows, false))
+) -> Rows {
+    let mut simulator = Simulator { changes, stop, progress, rows: Vec::new(), failed: Vec::new() };
+    // Nothing else ends an experiment early.
+    let interrupted = experiments.iter().any(|name| simulator.experiment(name, scale).is_err());
+    Rows { rows: simulator.rows, failed: simulator.failed, interrupted }
 }
 
 /// The experiments that can be simulated. `heat-map` has no published rows, and nothing was
@@ -452,7 +548,6 @@ pub const EXPERIMENTS: [&str; 8] = [
     "many-drives",
 ];
 
-/// Before 2024, dm-crypt decrypted a bio as a whole when all of it was there: so does `inline`.
 fn sweep(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
     let rows = published::LUKS_SWEEP_2017.rows();
     let device = rows.iter().filter(|row| row.text("where") == "device");
@@ -466,7 +561,7 @@ fn sweep(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
         }
         let name = size_name(block);
         let figures = (row.number("raw"), row.number("luks"));
-        let how = (Fixed::Inline, "LUKS", true);
+        let how = (luks_2017(Pattern::Read).0, "LUKS", true);
         simulator.pair(("block-sweep", &name), SSD, job(Pattern::Read, block, 1), how, figures)?;
     }
     Ok(())
@@ -479,16 +574,22 @@ fn other(simulator: &mut Simulator<'_>) -> io::Result<()> {
             rows.iter().find(|row| row.text("test") == test && row.text("job").contains(with));
         (row.and_then(|row| row.number("raw")), row.and_then(|row| row.number("luks")))
     };
-    let whole = (Fixed::Inline, "LUKS", false);
-    let spread = (Fixed::Unbound { sorted: true }, "LUKS", false);
-    let write = job(Pattern::Write, 1 << 20, 1);
-    let name = |name| ("other-ssd", name);
-    simulator.pair(name("linear write"), SSD, write, spread, figures("linear write", ""))?;
     // dd reads ahead; the published block size is not known.
     let read = job(Pattern::Read, 128 << 10, 4);
-    simulator.pair(name("linear read"), SSD, read, whole, figures("linear read", "whole"))?;
-    let random = Load { job: job(Pattern::RandWrite, 64 << 10, 1), queues: 20 };
-    simulator.pair(name("random write 64k × 20"), SSD, random, spread, figures("random write", ""))
+    let loads = [
+        ("linear write", Load::from(job(Pattern::Write, 1 << 20, 1)), figures("linear write", "")),
+        ("linear read", read.into(), figures("linear read", "whole")),
+        (
+            "random write 64k × 20",
+            Load { job: job(Pattern::RandWrite, 64 << 10, 1), queues: 20 },
+            figures("random write", ""),
+        ),
+    ];
+    for (name, load, figures) in loads {
+        let how = (luks_2017(load.job.pattern).0, "LUKS", false);
+        simulator.pair(("other-ssd", name), SSD, load, how, figures)?;
+    }
+    Ok(())
 }
 
 fn workqueues(simulator: &mut Simulator<'_>) -> io::Result<()> {
@@ -502,35 +603,43 @@ fn workqueues(simulator: &mut Simulator<'_>) -> io::Result<()> {
         let [depth, jobs] = ["iodepth", "jobs"].map(|column| row.number(column).unwrap_or(1));
         let load = Load { job: job(Pattern::RandRead, block, depth), queues: jobs };
         let name = format!("{size}/{depth}/{jobs}");
-        let policy = match row.text("device") {
-            "nvme base" => {
-                let report = simulator.raw(OPTANE, load)?;
-                let figures = (number("mb_s"), report.mb_s, None);
-                simulator.add("workqueues", format!("{name}, raw"), "MB/s", "raw", figures);
-                simulator.fitted(true);
-                let figures = (number("clat_mean_us"), report.reads.mean_ns / 1000.0, None);
-                simulator.add("workqueues", format!("{name}, raw, mean"), "µs", "raw", figures);
-                simulator.fitted(true);
-                continue;
-            }
-            "crypt default" => Fixed::Unbound { sorted: true },
-            _ => Fixed::Inline,
-        };
-        let Both { fixed, adaptive } = simulator.both(OPTANE, load, policy)?;
-        let figures = (number("mb_s"), fixed.mb_s, Some(adaptive.mb_s));
-        let row = format!("{name}, {}", row.text("device"));
-        // The long requests without work queues gave the speed of the cipher, and their mean
-        // follows from it.
-        let fitted = policy == Fixed::Inline && block >= 64 << 10;
-        simulator.add("workqueues", &*row, "MB/s", policy.name(), figures);
-        simulator.fitted(fitted);
         let us = |report: &Report| report.reads.mean_ns / 1000.0;
-        let figures = (number("clat_mean_us"), us(&fixed), Some(us(&adaptive)));
-        simulator.add("workqueues", format!("{row}, mean"), "µs", policy.name(), figures);
-        simulator.fitted(fitted);
-        let p99 = |report: &Report| report.reads.p99_ns as f64 / 1000.0;
-        let figures = (number("clat_p99_us"), p99(&fixed), Some(p99(&adaptive)));
-        simulator.add("workqueues", format!("{row}, p99"), "µs", policy.name(), figures);
+        let policy = match row.text("device") {
+            "nvme base" => None,
+            "crypt default" => Some(Fixed::Unbound { sorted: true }),
+            _ => Some(Fixed::Inline),
+        };
+        let what = format!("workqueues, {name}, {}", row.text("device"));
+        simulator.attempt(&what, |simulator| {
+            let raw = simulator.raw(OPTANE, load)?;
+            let Some(policy) = policy else {
+                let figures = (number("mb_s"), raw.mb_s, None);
+                simulator.add("workqueues", format!("{name}, raw"), "MB/s", RAW, figures);
+                simulator.fitted(true);
+                let figures = (number("clat_mean_us"), us(&raw), None);
+                simulator.add("workqueues", format!("{name}, raw, mean"), "µs", RAW, figures);
+                simulator.fitted(true);
+                return Ok(());
+            };
+            let Both { fixed, adaptive } = simulator.both(OPTANE, load, policy)?;
+            let figures = (number("mb_s"), fixed.mb_s, Some(adaptive.mb_s));
+            let row = format!("{name}, {}", row.text("device"));
+            // The long requests without work queues gave the speed of the cipher, and their mean
+            // follows from it.
+            let fitted = policy == Fixed::Inline && block >= 64 << 10;
+            simulator.add("workqueues", &*row, "MB/s", policy.name(), figures);
+            simulator.fitted(fitted);
+            simulator.beside_raw(raw.mb_s);
+            let figures = (number("clat_mean_us"), us(&fixed), Some(us(&adaptive)));
+            simulator.add("workqueues", format!("{row}, mean"), "µs", policy.name(), figures);
+            simulator.fitted(fitted);
+            simulator.beside_raw(us(&raw));
+            let p99 = |report: &Report| report.reads.p99_ns as f64 / 1000.0;
+            let figures = (number("clat_p99_us"), p99(&fixed), Some(p99(&adaptive)));
+            simulator.add("workqueues", format!("{row}, p99"), "µs", policy.name(), figures);
+            simulator.beside_raw(p99(&raw));
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -543,12 +652,16 @@ fn latency(simulator: &mut Simulator<'_>) -> io::Result<()> {
             continue;
         };
         let job = job(Pattern::RandRead, block, 1);
-        let raw = simulator.raw(ZERO, job)?.reads.mean_ns;
-        let Both { fixed, adaptive } =
-            simulator.both(ZERO, job, Fixed::Unbound { sorted: true })?;
-        let added = |report: &Report| (report.reads.mean_ns - raw) / 1000.0;
-        let figures = (ms * 1000.0, added(&fixed), Some(added(&adaptive)));
-        simulator.add("added-latency", size_name(block), "µs added", "unbound", figures);
+        let name = size_name(block);
+        simulator.attempt(&format!("added-latency, {name}"), |simulator| {
+            let raw = simulator.raw(ZERO, job)?.reads.mean_ns;
+            let Both { fixed, adaptive } =
+                simulator.both(ZERO, job, Fixed::Unbound { sorted: true })?;
+            let added = |report: &Report| (report.reads.mean_ns - raw) / 1000.0;
+            let figures = (ms * 1000.0, added(&fixed), Some(added(&adaptive)));
+            simulator.add("added-latency", &*name, "µs added", "unbound", figures);
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -559,10 +672,12 @@ fn instant(simulator: &mut Simulator<'_>) -> io::Result<()> {
         return Ok(());
     };
     let preset = Preset { cipher: NO_CIPHER, ..ZERO };
-    let both =
-        simulator.both(preset, job(Pattern::RandRw, 4096, 1), Fixed::Unbound { sorted: true })?;
+    let job = job(Pattern::RandRw, 4096, 1);
+    let raw = simulator.raw(preset, job)?.mb_s;
+    let both = simulator.both(preset, job, Fixed::Unbound { sorted: true })?;
     let figures = (mib_s * 1.048_576, both.fixed.mb_s, Some(both.adaptive.mb_s));
     simulator.add("instant", "average, null cipher", "MB/s", "unbound", figures);
+    simulator.beside_raw(raw);
     Ok(())
 }
 
@@ -581,6 +696,7 @@ fn sorted(simulator: &mut Simulator<'_>) -> io::Result<()> {
     if let Some((of, base)) = speed("hand-built dispatch").zip(speed("none (raw)")) {
         let figures = (of / base, fixed.mb_s / raw, Some(adaptive.mb_s / raw));
         simulator.add("sorted-writes", "sorted", "of raw", "unbound", figures);
+        simulator.beside_raw(1.0);
     }
     let unsorted = Fixed::Unbound { sorted: false };
     let unsorted = simulator.run(DISK, DISK.cipher, job, unsorted)?.mb_s / raw;
@@ -604,16 +720,20 @@ fn merged(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
         let how = (Fixed::Merge, "request-based", true);
         let figures = (row.number("no_encryption"), row.number("request_based"));
         simulator.pair(("request-merge", &name), BEAGLEBONE, job, how, figures)?;
-        if let Some(bio) = row.number("bio_based") {
+        let Some(bio) = row.number("bio_based") else { continue };
+        simulator.attempt(&format!("request-merge, {name}, bio-based"), |simulator| {
             let fixed = simulator.run(BEAGLEBONE, PER_SECTOR, job, Fixed::Inline)?.mb_s;
             let adaptive =
                 simulator.run(BEAGLEBONE, BEAGLEBONE.cipher, job, PolicyKind::Adaptive)?.mb_s;
+            let raw = simulator.raw(BEAGLEBONE, job)?.mb_s;
             let row = format!("{name}, bio-based");
             let figures = (bio, fixed, Some(adaptive));
             simulator.add("request-merge", row, "MB/s", "inline, 512 bytes a call", figures);
             // See `PER_SECTOR`.
             simulator.fitted(job.pattern == Pattern::Read);
-        }
+            simulator.beside_raw(raw);
+            Ok(())
+        })?;
     }
     let sizes = published::BLOCK_SIZES_2015.rows();
     for row in sizes.iter().filter(|row| row.number("block_size") != Some(65536_u64)) {
@@ -662,17 +782,18 @@ fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::by_name;
 
     #[test]
     fn every_experiment_has_rows_that_repeat_published_figures() {
         let go = AtomicBool::new(false);
         for experiment in ["request-merge", "sorted-writes", "added-latency", "instant"] {
-            let rows = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
-            let (rows, is_part) = rows.expect("simulated");
-            assert!(!rows.is_empty() && !is_part, "{experiment}");
-            for row in rows {
+            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
+            assert!(!done.rows.is_empty() && !done.interrupted, "{experiment}");
+            assert!(done.failed.is_empty(), "{:?}", done.failed);
+            for row in done.rows {
                 assert!(row.published > 0.0 && row.simulated.is_finite(), "{row:?}");
-                assert_eq!(row.adaptive.is_none(), row.policy == "raw", "{row:?}");
+                assert_eq!(row.adaptive.is_none(), row.policy == RAW, "{row:?}");
             }
         }
         // Stopped at its first row: that is kept.
@@ -680,8 +801,29 @@ mod tests {
         let progress = |_: &str| stop.store(true, Ordering::Relaxed);
         let experiments = ["instant", "added-latency"];
         let ended = rows(&experiments, Scale::Quick, Changes::default(), (&stop, &progress));
-        let (rows, is_part) = ended.expect("simulated");
-        assert_eq!((rows.len(), is_part), (1, true));
+        assert_eq!((ended.rows.len(), ended.interrupted), (1, true));
+    }
+
+    /// One thing stands for what was published, whether it is measured or simulated.
+    #[test]
+    fn the_same_policy_stands_for_a_published_figure_in_a_run_and_in_virtual_time() {
+        let go = AtomicBool::new(false);
+        let mut compared = 0;
+        for experiment in ["block-sweep", "other-ssd", "workqueues", "instant", "added-latency"] {
+            let cells = by_name(experiment).expect("an experiment").cells(Scale::Full);
+            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
+            for row in done.rows.iter().filter(|row| row.policy != RAW) {
+                let name = format!("ucrypt:{}", row.policy);
+                let figures = cells.iter().flat_map(|cell| &cell.published).filter(|it| {
+                    let all = [it.mb_s, it.mean_us, it.p99_us];
+                    all.into_iter().flatten().any(|its| (its / row.published - 1.0).abs() < 1e-9)
+                });
+                let stand: Vec<_> = figures.map(|it| it.contender).collect();
+                assert!(stand.contains(&&*name), "{row:?}: {stand:?}");
+                compared += 1;
+            }
+        }
+        assert!(compared > 20, "{compared}");
     }
 
     #[test]
@@ -689,7 +831,7 @@ mod tests {
         let go = AtomicBool::new(false);
         let (changes, progress) = (Changes::default(), |_: &str| {});
         let (stop, progress): (_, &dyn Fn(&str)) = (&go, &progress);
-        let simulator = Simulator { changes, stop, progress, rows: Vec::new() };
+        let simulator = Simulator { changes, stop, progress, rows: Vec::new(), failed: Vec::new() };
         // A core's cipher makes 2 GB/s, so that the device is faster than one queue and not than four.
         let at = |queues, depth| {
             let load = Load { job: job(Pattern::RandRead, 1 << 20, depth), queues };
@@ -697,8 +839,7 @@ mod tests {
         };
         let (one, four) = (at(1, 128), at(4, 32));
         assert!(four > 1.1 * one, "{four} of four queues, {one} of one");
-        let (rows, _) =
-            rows(&["workqueues"], Scale::Quick, changes, (stop, progress)).expect("rows");
+        let Rows { rows, .. } = rows(&["workqueues"], Scale::Quick, changes, (stop, progress));
         let row = rows.iter().find(|row| row.row == "1m/32/4, crypt no_workqueues");
         assert!((row.expect("a row").simulated - four).abs() < 1e-9 * four, "{row:?}");
     }
@@ -708,18 +849,10 @@ mod tests {
         let go = AtomicBool::new(false);
         let changes = Changes::default();
         let experiments = ["request-merge", "sorted-writes"];
-        let (rows, _) =
-            rows(&experiments, Scale::Quick, changes, (&go, &|_| {})).expect("simulated");
+        let Rows { rows, .. } = rows(&experiments, Scale::Quick, changes, (&go, &|_| {}));
         let tests: Vec<_> = rows.iter().filter(|row| !row.fitted).map(|row| &*row.row).collect();
         assert_eq!(tests, ["64k write, bio-based", "sorted"]);
-        let simulation = Simulation {
-            version: "1".into(),
-            scale: Scale::Quick,
-            changes,
-            rows: rows.clone(),
-            checks: Vec::new(),
-            interrupted: false,
-        };
+        let simulation = Simulation { rows: rows.clone(), ..simulation() };
         let (all, of_tests) = simulation.counts();
         assert_eq!((all.all, of_tests.all), (rows.len(), 2));
         assert!(of_tests.good <= all.good && all.good <= all.all, "{all:?}, {of_tests:?}");
@@ -728,9 +861,23 @@ mod tests {
         assert_eq!(serde_json::from_str::<Simulation>(&json).expect("read"), simulation);
     }
 
+    /// A simulation without rows.
+    fn simulation() -> Simulation {
+        Simulation {
+            version: "1".into(),
+            command: "ucrypt lab sim".into(),
+            scale: Scale::Quick,
+            changes: Changes::default(),
+            rows: Vec::new(),
+            checks: Vec::new(),
+            failed: Vec::new(),
+            interrupted: false,
+        }
+    }
+
     #[test]
-    fn rows_in_which_adaptive_is_worse_are_listed_the_worst_first() {
-        let row = |row: &str, unit: &str, simulated, adaptive| Row {
+    fn rows_in_which_adaptive_is_worse_by_any_amount_are_listed_the_worst_first() {
+        let row = |row: &str, unit: &str, simulated, adaptive, raw| Row {
             experiment: "workqueues".into(),
             row: row.into(),
             unit: unit.into(),
@@ -738,24 +885,71 @@ mod tests {
             policy: "unbound".into(),
             simulated,
             adaptive,
+            raw,
             fitted: false,
         };
         let rows = vec![
-            row("raw", "MB/s", 100.0, None),
-            row("as fast", "MB/s", 100.0, Some(97.5)),
-            row("slower", "MB/s", 100.0, Some(90.0)),
-            row("later", "µs", 100.0, Some(200.0)),
-            row("sooner", "µs added", 100.0, Some(50.0)),
-            row("nothing", "MB/s", 0.0, Some(1.0)),
+            row("raw", "MB/s", 100.0, None, None),
+            row("as fast", "MB/s", 100.0, Some(100.0), None),
+            row("nearly raw", "MB/s", 90.0, Some(97.5), Some(100.0)),
+            row("a little slower", "MB/s", 100.0, Some(99.5), Some(100.0)),
+            row("slower", "MB/s", 100.0, Some(90.0), Some(120.0)),
+            row("later", "µs", 100.0, Some(200.0), Some(100.0)),
+            row("sooner", "µs added", 100.0, Some(50.0), None),
+            row("nothing", "MB/s", 0.0, Some(1.0), None),
         ];
-        let (version, scale, changes) = ("1".into(), Scale::Quick, Changes::default());
-        let mut simulation =
-            Simulation { version, scale, changes, rows, checks: Vec::new(), interrupted: false };
-        let short = simulation.shortfalls().into_iter().map(|(row, ratio)| (&*row.row, ratio));
-        assert_eq!(short.collect::<Vec<_>>(), [("later", 0.5), ("slower", 0.9)]);
-        assert!(simulation.short().contains("in 2 of 4 rows"), "{}", simulation.short());
-        simulation.rows.truncate(2);
+        let mut simulation = Simulation { rows, ..simulation() };
+        let short =
+            simulation.shortfalls().into_iter().map(|it| (&*it.row.row, it.other, it.ratio));
+        let expected = [
+            ("later", "unbound", 0.5),
+            ("later", RAW, 0.5),
+            ("slower", RAW, 0.75),
+            ("slower", "unbound", 0.9),
+            ("a little slower", "unbound", 0.995),
+        ];
+        assert_eq!(short.collect::<Vec<_>>(), expected);
+        // Of one load there may be two rows.
+        let again = simulation.rows[4].clone();
+        simulation.rows.push(Row { policy: "inline".into(), simulated: 80.0, ..again });
+        let said = simulation.short();
+        assert!(said.contains("in 3 of 7 rows") && said.contains("raw in 2 of 4"), "{said}");
+        simulation.rows.truncate(3);
         assert!(simulation.short().starts_with("Nowhere"), "{}", simulation.short());
+    }
+
+    #[test]
+    fn a_row_that_fails_loses_no_other_one() {
+        let go = AtomicBool::new(false);
+        let mut simulator = Simulator {
+            changes: Changes::default(),
+            stop: &go,
+            progress: &|_| {},
+            rows: Vec::new(),
+            failed: Vec::new(),
+        };
+        let fails = |_: &mut Simulator<'_>| Err(io::Error::other("too many steps"));
+        simulator.attempt("a, 4k", fails).expect("it goes on");
+        simulator.experiment("instant", Scale::Quick).expect("it goes on");
+        assert_eq!(
+            (simulator.rows.len(), &*simulator.failed),
+            (1, &["a, 4k: too many steps".into()][..])
+        );
+        let (rows, failed) = (simulator.rows, simulator.failed);
+        let said = Simulation { rows, failed, ..simulation() }.verdict();
+        assert!(said.contains("1 rows failed: a, 4k: too many steps"), "{said}");
+        // A stop is none.
+        let stop = AtomicBool::new(true);
+        let mut simulator = Simulator {
+            changes: Changes::default(),
+            stop: &stop,
+            progress: &|_| {},
+            rows: Vec::new(),
+            failed: Vec::new(),
+        };
+        let stops =
+            |_: &mut Simulator<'_>| Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        assert!(simulator.attempt("a, 4k", stops).is_err() && simulator.failed.is_empty());
     }
 
     #[test]
@@ -780,8 +974,7 @@ mod tests {
         let earlier: Changes = serde_json::from_str(r#"{"cores":2}"#).expect("JSON");
         assert_eq!(earlier, Changes { cores: Some(2), ..Changes::default() });
         let at = |changes, experiment: &str| {
-            let rows = rows(&[experiment], Scale::Quick, changes, (&go, &|_| {}));
-            let (rows, _) = rows.expect("simulated");
+            let Rows { rows, .. } = rows(&[experiment], Scale::Quick, changes, (&go, &|_| {}));
             rows.into_iter().filter_map(|row| row.adaptive).collect::<Vec<_>>()
         };
         assert_ne!(at(changes, "added-latency"), at(Changes::default(), "added-latency"));
@@ -791,7 +984,7 @@ mod tests {
     fn the_card_and_the_engine_of_2015_are_reproduced() {
         let go = AtomicBool::new(false);
         let rows = rows(&["request-merge"], Scale::Full, Changes::default(), (&go, &|_| {}));
-        for row in rows.expect("simulated").0 {
+        for row in rows.rows {
             println!("{row:?}");
             assert!(row.is_trusted(), "{row:?}: {:?}", row.error());
         }
@@ -802,7 +995,7 @@ mod tests {
     fn adaptive_learns_that_a_card_wants_whole_requests() {
         let go = AtomicBool::new(false);
         let rows = rows(&["request-merge"], Scale::Quick, Changes::default(), (&go, &|_| {}));
-        let (rows, _) = rows.expect("simulated");
+        let Rows { rows, .. } = rows;
         for name in ["64k read, request-based", "64k write, request-based"] {
             let row = rows.iter().find(|row| row.row == name).expect("a published row");
             // The first quarter of the 400 requests is not counted.

@@ -35,7 +35,7 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "EXPERIMENT")]
     experiments: Vec<String>,
     /// Run on memory, zero, model:NAME, a directory, a file or a block device; everything on a file
-    /// or device is lost [default: memory]
+    /// or device is lost [default: memory; of added-latency zero]
     #[arg(long, value_name = "TARGET", conflicts_with = "resume")]
     on: Option<String>,
     /// Compare these contenders, separated by commas; the target without encryption is always one
@@ -103,6 +103,7 @@ pub(super) fn defaults(experiments: Vec<String>, scale: Scale) -> Settings {
         scale,
         len,
         time_ms,
+        added_on_zero: false,
         generator: runner::generator(),
         command: String::new(),
     }
@@ -161,8 +162,14 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
         return Err(Failure::wrong(format!("{option} has no effect on {names}; leave it out")));
     }
     let mut settings = defaults(experiments, scale);
-    if let Some(on) = &args.on {
-        settings.on = Target::parse(on).map_err(failure)?;
+    let is_added = |it: &catalogue::Description| it.method == Method::Added;
+    match &args.on {
+        Some(on) => settings.on = Target::parse(on).map_err(failure)?,
+        // Nothing else uses the target.
+        None if has_target && !any(|it| it.has_target() && it.method != Method::Added) => {
+            settings.on = Target::Zero;
+        }
+        None => settings.added_on_zero = any(is_added),
     }
     if let Some(list) = &args.against {
         settings.against = Some(contender::list(list).map_err(Failure::wrong)?);
@@ -189,8 +196,8 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     Ok(settings)
 }
 
-/// The command line, to repeat the run.
-fn command_line() -> String {
+/// The command line, to repeat what it does.
+pub(super) fn command_line() -> String {
     let words = std::env::args_os().skip(1).map(|word| shell::quoted(&word));
     format!("ucrypt {}", words.collect::<Vec<_>>().join(" "))
 }

@@ -12,12 +12,12 @@ use ucrypt_lab::bench::Bench;
 use ucrypt_lab::catalogue::{Method, Scale};
 use ucrypt_lab::held::Held;
 use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
-use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Simulation};
+use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Rows, Simulation};
 use ucrypt_lab::store;
 use ucrypt_lab::target::Target;
 use ucrypt_lab::text::{figure, short_in_virtual_time};
 
-use super::run::failure as target_failure;
+use super::run::{command_line, failure as target_failure};
 use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
@@ -128,15 +128,20 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         virtual_ms: args.time,
         measured: measured.as_ref().map(|found| found.measured),
     };
-    let rows = history::rows(&experiments, scale, changes, (&stop, &progress));
+    let Rows { rows, failed, interrupted } =
+        history::rows(&experiments, scale, changes, (&stop, &progress));
     bar.finish_and_clear();
-    let (rows, interrupted) = rows.map_err(failure)?;
-    if interrupted && rows.is_empty() {
-        return Err(Failure::wrong("interrupted before the first row"));
+    if rows.is_empty() {
+        return Err(if interrupted {
+            Failure::wrong("interrupted before the first row")
+        } else {
+            Failure::device(failed.join("; "))
+        });
     }
     let checks = measured.map_or_else(Vec::new, |found| found.checks);
-    let version = VERSION.into();
-    let simulation = Simulation { version, scale, changes, rows, checks, interrupted };
+    let (version, command) = (VERSION.into(), command_line());
+    let simulation =
+        Simulation { version, command, scale, changes, rows, checks, failed, interrupted };
     let json = serde_json::to_string_pretty(&simulation).map_err(Failure::wrong)?;
     if let Some(dir) = &args.out {
         let file = dir.join(FILE);
@@ -156,7 +161,10 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
             None => "interrupted; the rows so far are above, the others are missing",
         }));
     }
-    Ok(())
+    match simulation.failed.as_slice() {
+        [] => Ok(()),
+        failed => Err(Failure::device(format!("rows failed: {}", failed.join("; ")))),
+    }
 }
 
 fn failure(error: io::Error) -> Failure {

@@ -34,7 +34,7 @@ for (const el of document.querySelectorAll('h1,h2,h3,p,td,th,li,a,figcaption,pre
     seen.beyond.push(el.tagName + ' ' + el.textContent.slice(0, 40));
 }
 for (const figure of document.querySelectorAll('figure')) {
-  const shown = [...figure.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width);
+  const shown = [...figure.querySelectorAll('svg:not(.key)')].filter(svg => svg.getBoundingClientRect().width);
   seen.charts += shown.length;
   if (shown.length != 1) seen.wrong.push(figure.textContent.slice(0, 40));
   for (const svg of shown) {

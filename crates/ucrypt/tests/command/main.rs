@@ -29,6 +29,7 @@ mod installed;
 mod lab;
 mod lab_advise;
 mod lab_page;
+mod lab_targets;
 mod lifecycle;
 mod load;
 mod logs;

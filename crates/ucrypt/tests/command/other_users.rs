@@ -21,7 +21,7 @@ use crate::scratch::{Scratch, UCRYPT};
 
 /// The capabilities that Docker leaves to root in a container, from its documentation ("Runtime
 /// privilege and Linux capabilities").
-const DOCKER: &str = "--bounding-set=-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,\
+pub(crate) const DOCKER: &str = "--bounding-set=-all,+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,\
     +setgid,+setuid,+setfcap,+setpcap,+net_bind_service,+sys_chroot,+kill,+audit_write";
 
 /// Clients that write at once.
