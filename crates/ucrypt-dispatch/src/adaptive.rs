@@ -54,12 +54,10 @@ pub struct Configured {
     explorer: Explorer,
     explored: Explored,
     /// Whether there is a choice: a worker to offload to, or a device that works in parallel with
-    /// the cipher. Workers come and go with the clients' requests; once there was one, an arm is judged
-    /// by what it does with and without.
+    /// the cipher.
     explores: bool,
-    /// There was a worker in the last round, and in any round of the explorer's epoch.
+    /// There was a worker in the last round.
     has_workers: bool,
-    had_workers: bool,
     wake_latency_applied_ns: Cell<Option<f64>>,
 }
 
@@ -73,7 +71,6 @@ impl Configured {
             explored: Explored::default(),
             explores: false,
             has_workers: false,
-            had_workers: false,
             wake_latency_applied_ns: Cell::new(None),
         }
     }
@@ -185,20 +182,19 @@ impl Policy for Configured {
         backend: &BackendTraits,
         environment: &Environment,
     ) {
-        self.has_workers = environment.workers > 0;
-        self.had_workers |= self.has_workers;
-        if !self.explores {
-            self.explores = self.policies.adapt() && (self.has_workers || !backend.synchronous);
-            if !self.explores {
-                return;
-            }
-            self.explorer.begin(now_ns, in_flight);
+        let has_workers = environment.workers > 0;
+        self.has_workers = has_workers;
+        let explores = self.policies.adapt() && (has_workers || !backend.synchronous);
+        // Where the clients take the workers' core now and then, each time is a new beginning. To go on
+        // without a choice costs each short request 4 % over memory, and finds nothing there.
+        if explores != self.explores {
+            self.explores = explores;
+            self.explorer.rest(now_ns, in_flight);
         }
-        let Self { estimates, has_workers, had_workers, .. } = self;
-        self.explorer.turn(|load| {
-            let had_workers = std::mem::replace(had_workers, *has_workers);
-            CostModel::may_gain(estimates, load, had_workers)
-        });
+        if explores {
+            let estimates = &self.estimates;
+            self.explorer.turn(|load| CostModel::may_gain(estimates, load, has_workers));
+        }
     }
 
     fn on_split(&mut self, op: Op, shape: Shape, backend: &BackendTraits) {

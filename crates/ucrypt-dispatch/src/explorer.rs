@@ -270,9 +270,11 @@ impl Explorer {
         self.epoch.joined += 1;
     }
 
-    /// There is a choice from now on; `in_flight` requests are in flight.
-    pub(crate) fn begin(&mut self, now_ns: u64, in_flight: usize) {
-        (self.now_ns, self.in_flight) = (now_ns, in_flight);
+    /// There is no choice any more, or there is one again; starts over with `in_flight` requests.
+    pub(crate) fn rest(&mut self, now_ns: u64, in_flight: usize) {
+        (self.epoch, self.now_ns, self.in_flight) = (Epoch::default(), now_ns, in_flight);
+        (self.arm, self.left_over, self.settles) = (Arm::Model, 0, false);
+        self.compares = false;
     }
 
     /// A request has ended that began when [`Explorer::changes`] had this value.
@@ -504,6 +506,15 @@ mod tests {
         });
         assert!(load.begun[Arm::AllOffload as usize] > 0, "{:?}", load.begun);
         assert!(load.share(Arm::AllOffload) < 0.005, "{:?}", load.begun);
+    }
+
+    #[test]
+    fn who_has_no_choice_tries_nothing() {
+        let mut load = Clients::new(7);
+        load.run(Op::Read, 4, 20_000, arms([1300, 1200, 1000]));
+        assert_eq!(load.explorer.arm(), Arm::AllOffload);
+        load.explorer.rest(load.now_ns, 0);
+        assert_eq!((load.explorer.arm(), load.explorer.compares()), (Arm::Model, false));
     }
 
     #[test]

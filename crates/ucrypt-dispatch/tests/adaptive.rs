@@ -304,35 +304,6 @@ fn serve(
     now_ns
 }
 
-/// Regression: each time that the last core was taken, and each time that it was free again, the explorer started
-/// over.
-#[test]
-fn over_memory_a_load_that_takes_the_workers_core_now_and_then_is_explored() {
-    let mut machine = adaptive(BackendTraits { synchronous: true, ..DISK });
-    let reads = [2000, 5000].map(|sector| request(Op::Read, sector, 128));
-    let one = Environment { workers: 1, idle_workers: 1, ..WORKERS };
-    let (mut now_ns, mut inline, mut late) = (0, 0, 0);
-    for round in 0..4000 {
-        let ns_of = |_, target| match target {
-            Target::Inline => 64_000,
-            _ => 40_000,
-        };
-        let before_ns = now_ns;
-        now_ns = serve(&mut machine, &reads[..1], one, now_ns, ns_of);
-        if round >= 3000 {
-            late += 1;
-            inline += u32::from(now_ns - before_ns >= 64_000);
-        }
-        now_ns = serve(&mut machine, &reads, Environment::default(), now_ns, ns_of);
-    }
-    let explored = machine.policy().explored();
-    assert!(explored.all_offload + explored.all_inline > 0, "{explored:?}");
-    assert!(
-        inline < late / 4,
-        "{inline} of {late} inline although workers are faster: {explored:?}"
-    );
-}
-
 /// Regression: all chunks of the time in which an arm was tried counted as its own.
 #[test]
 fn what_is_placed_by_its_urgency_does_not_count_as_explored() {
