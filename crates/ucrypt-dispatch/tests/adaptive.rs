@@ -277,7 +277,6 @@ fn a_static_policy_for_one_direction_is_not_tried_and_does_not_wait_for_what_is(
 fn serve(
     machine: &mut Shipped,
     requests: &[Request],
-    around: Environment,
     mut now_ns: u64,
     mut ns_of: impl FnMut(Urgency, Target) -> u64,
 ) -> u64 {
@@ -285,7 +284,7 @@ fn serve(
         machine.request(request).unwrap();
     }
     while machine.in_flight() > 0 {
-        machine.plan(now_ns, around);
+        machine.plan(now_ns, WORKERS);
         while let Some(output) = machine.next_output() {
             match output {
                 Output::SubmitIo { chunk, .. } => machine.io_done(chunk, Ok(()), now_ns),
@@ -312,7 +311,7 @@ fn what_is_placed_by_its_urgency_does_not_count_as_explored() {
         .map(|(sector, urgency)| Request { urgency, ..request(Op::Read, sector, 32) });
     let (mut now_ns, mut inline, mut offloaded) = (0, 0, 0);
     for _ in 0..2000 {
-        now_ns = serve(&mut machine, &reads, WORKERS, now_ns, |urgency, target| {
+        now_ns = serve(&mut machine, &reads, now_ns, |urgency, target| {
             let here = target == Target::Inline;
             if urgency == Urgency::Normal {
                 (inline, offloaded) = (inline + u64::from(here), offloaded + u64::from(!here));

@@ -40,11 +40,9 @@ pub struct Decisions {
 }
 
 impl Counters {
-    /// Publishes the decisions and estimates of a queue, unless somebody reads them right now.
+    /// Publishes the decisions and estimates of a queue. Who reads them only copies them.
     pub(crate) fn publish(&self, decisions: impl FnOnce() -> Decisions) {
-        if let Ok(mut published) = self.decided.try_lock() {
-            *published = decisions();
-        }
+        *self.decided.lock().unwrap_or_else(PoisonError::into_inner) = decisions();
     }
 
     pub(crate) fn count(&self, kind: Kind, bytes: u64) {

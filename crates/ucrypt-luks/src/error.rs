@@ -208,10 +208,10 @@ pub enum Error {
     NoMemory(String),
 
     /// The threads of a key derivation cannot be started.
-    #[error("cannot start {lanes} threads for argon2 ({problem}); raise the limit of processes")]
+    #[error("cannot start {threads} threads for argon2 ({problem}); raise the limit of processes")]
     Threads {
         /// How many were needed.
-        lanes: usize,
+        threads: usize,
         /// The system's error.
         problem: String,
     },

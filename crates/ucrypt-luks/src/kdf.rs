@@ -169,12 +169,12 @@ fn argon2(
     let out_of_memory = || Error::OutOfMemory { bytes: blocks as u64 * Block::SIZE as u64 };
     let mut memory: Vec<Block> = Vec::new();
     memory.try_reserve_exact(blocks).map_err(|_| out_of_memory())?;
-    let lanes = params.p_cost() as usize;
+    let threads = (params.p_cost() as usize).min(THREADS_MAX);
     let hasher = Argon2::new(algorithm, Version::V0x13, params);
     let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(lanes.min(THREADS_MAX))
+        .num_threads(threads)
         .build()
-        .map_err(|problem| Error::Threads { lanes, problem: problem.to_string() })?;
+        .map_err(|problem| Error::Threads { threads, problem: problem.to_string() })?;
     memory.resize(blocks, Block::default());
     if let Some(permit) = permit {
         permit.taken();

@@ -701,14 +701,21 @@ pub(crate) fn volume_of_image(image: &Path) -> Option<String> {
     open.find(|(_, status)| is_of_it(status)).map(|(name, _)| name)
 }
 
-/// The names of the volumes of this user that were opened by a line of this table, which may have changed since.
-pub(crate) fn attached_by(table: &Path) -> Result<Vec<String>, Failure> {
+/// The names of the volumes of this user that were opened by a line of this table, which may have changed since; and
+/// of those whose servers do not answer, which may have been.
+pub(crate) fn attached_by(table: &Path) -> Result<(Vec<String>, Vec<String>), Failure> {
     let table = std::path::absolute(table).unwrap_or_else(|_| table.into());
     let table = table.display().to_string();
     let is_of_it = |status: &Value| status["ucrypttab"].as_str() == Some(&table);
-    let answers = statuses(control::STATUS_PATIENCE)?.into_iter();
-    let attached = answers.filter(|(_, answer)| answer.as_ref().is_ok_and(is_of_it));
-    Ok(attached.map(|(name, _)| name).collect())
+    let (mut attached, mut unknown) = (Vec::new(), Vec::new());
+    for (name, answer) in statuses(control::STATUS_PATIENCE)? {
+        match answer {
+            Ok(status) if is_of_it(&status) => attached.push(name),
+            Ok(_) => {}
+            Err(_) => unknown.push(name),
+        }
+    }
+    Ok((attached, unknown))
 }
 
 /// The status of a volume that is about to be closed and whose device node is `node`. Once its close is

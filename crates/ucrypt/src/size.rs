@@ -27,7 +27,10 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         other => return Err(format!("'{other}' is no unit of bytes; use K, M, G or T")),
     };
     let broken = || Err(format!("'{text}' is no whole number of bytes"));
-    if decimals.is_empty() && rest.starts_with('.') || decimals.len() > DECIMALS_MAX {
+    if decimals.len() > DECIMALS_MAX {
+        return Err(format!("'{text}' has more than {DECIMALS_MAX} decimals"));
+    }
+    if decimals.is_empty() && rest.starts_with('.') {
         return broken();
     }
     let of_decimals = decimals.parse::<u128>().unwrap_or(0) * u128::from(factor);
@@ -39,7 +42,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     u64::try_from(bytes).map_err(|_| format!("'{text}' is too large"))
 }
 
-/// More are in no whole number of bytes but for zeros at the end.
+/// Nobody writes more, and the numbers above have room for these.
 const DECIMALS_MAX: usize = 12;
 
 /// A number of bytes in the largest unit of 1024 that it reaches, as in `1.5G`; at most six characters.

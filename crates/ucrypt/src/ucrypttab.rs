@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,9 @@ pub(crate) struct DetachArgs {
 
 /// Reads a table for all of its volumes. The system's need not be there: then there are none.
 fn read_all(path: &Path) -> Result<Vec<Line>, Failure> {
-    if path == Path::new(TABLE) && !path.exists() {
+    let is_missing =
+        || fs::symlink_metadata(path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
+    if path == Path::new(TABLE) && is_missing() {
         say_verbose(format_args!("there is no {}.", path.display()));
         return Ok(Vec::new());
     }
@@ -361,15 +363,26 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
         return detach_each(args, &args.names, &of_table);
     }
     let of_table = names(read_all(&args.ucrypttab)?);
-    let mut others = background::attached_by(&args.ucrypttab)?;
-    others.retain(|name| !of_table.contains(name));
+    let (mut others, mut unknown) = background::attached_by(&args.ucrypttab)?;
+    for names in [&mut others, &mut unknown] {
+        names.retain(|name| !of_table.contains(name));
+    }
+    let mut ended = Ok(());
+    for name in unknown {
+        let told = format!(
+            "the server of {name} does not answer, so nobody knows whether {} had it opened; ucrypt close {name} \
+             closes it",
+            args.ucrypttab.display()
+        );
+        keep(&mut ended, Err(Failure::device(told)));
+    }
     let in_order: Vec<_> = of_table.iter().rev().cloned().collect();
     if others.is_empty() {
-        return detach_each(args, &in_order, &of_table);
+        keep(&mut ended, detach_each(args, &in_order, &of_table));
+        return ended;
     }
     // Nobody knows whose image is on whose volume any more: one that is in use waits for the others.
     let mut left = [in_order, others].concat();
-    let mut ended = Ok(());
     loop {
         let before = left.len();
         left.retain(|name| match detach_one(args, name, Duration::ZERO, &of_table) {

@@ -76,6 +76,12 @@ fn drain(queue: &mut dyn Queue, count: usize) -> Vec<Done> {
     done
 }
 
+/// Carries out one operation alone.
+fn result_of(queue: &mut dyn Queue, io: Io) -> Result<(), Errno> {
+    queue.submit(io);
+    drain(queue, 1)[0].result
+}
+
 fn buf(pool: &Pool, len: usize, fill: u8) -> Buf {
     let mut buf = pool.alloc(len).unwrap();
     buf.fill(fill);
@@ -237,14 +243,14 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             let mut queue = backend.queue(4).unwrap();
             let mut act = |io: &str, offset: u64| {
                 let bufs = vec![buf(&pool, PAGE, 7)];
-                queue.submit(match io {
+                let io = match io {
                     "write" => Io::Write { token: 1, offset, bufs, fua: false },
                     "read" => Io::Read { token: 1, offset, bufs },
                     "zeroes" => Io::WriteZeroes { token: 1, offset, len: PAGE as u64 },
                     "discard" => Io::Discard { token: 1, offset, len: PAGE as u64 },
                     _ => Io::Flush { token: 1 },
-                });
-                drain(queue.as_mut(), 1)[0].result
+                };
+                result_of(queue.as_mut(), io)
             };
             let end = LEN - PAGE as u64;
             assert_eq!((act("write", 0), act("write", end)), (Ok(()), Ok(())));
@@ -274,10 +280,7 @@ fn zeroes_that_are_cut_off_before_they_are_flushed_fail_the_flush() {
         let path = image(dir.path(), LEN);
         let backend = open(&path);
         let mut queue = backend.queue(4).unwrap();
-        let mut act = |io: Io| {
-            queue.submit(io);
-            drain(queue.as_mut(), 1)[0].result
-        };
+        let mut act = |io| result_of(queue.as_mut(), io);
         let (offset, len) = (LEN - PAGE as u64, PAGE as u64);
         assert_eq!(act(Io::WriteZeroes { token: 1, offset, len }), Ok(()), "{way}");
         set_len(&path, CUT);
@@ -293,10 +296,7 @@ fn a_file_that_is_cut_off_behind_a_volume_that_was_made_smaller_is_whole() {
         let path = image(dir.path(), LEN);
         let backend = open(&path);
         let mut queue = backend.queue(4).unwrap();
-        let mut act = |io: Io| {
-            queue.submit(io);
-            drain(queue.as_mut(), 1)[0].result
-        };
+        let mut act = |io| result_of(queue.as_mut(), io);
         let write =
             |offset| Io::Write { token: 1, offset, bufs: vec![buf(&pool, PAGE, 7)], fua: false };
         assert_eq!(act(write(LEN - PAGE as u64)), Ok(()), "{way}");

@@ -223,7 +223,9 @@ impl UringQueue {
     fn stage_unbounced(&mut self, done: &mut Vec<Done>) {
         while let Some(&index) = self.unbounced.front() {
             let slot = &mut self.slots[index as usize];
-            match through(&mut self.bounces, &self.files, &slot.io) {
+            // The file may have been cut off since it was submitted.
+            let in_file = Self::check_end(&self.files, &mut self.len, &slot.io);
+            match in_file.and_then(|()| through(&mut self.bounces, &self.files, &slot.io)) {
                 Ok(Through::Later) => return,
                 Ok(Through::Client) => self.staged.push_back(index),
                 Ok(Through::Bounce(bounce)) => {
@@ -237,16 +239,17 @@ impl UringQueue {
     }
 
     /// Fails for what is cut off from the file.
-    fn check_end(&mut self, io: &Io) -> Result<(), Errno> {
-        let Files { cut, buffered, .. } = &*self.files;
+    /// `len_now` is the file's length as far as this round has asked for it.
+    fn check_end(files: &Files, len_now: &mut Option<u64>, io: &Io) -> Result<(), Errno> {
+        let Files { cut, buffered, .. } = files;
         match io {
             Io::Read { offset, bufs, .. } => cut.check(offset + total_len(bufs) as u64),
             Io::Write { offset, bufs, .. } => {
-                let len = *self.len.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
+                let len = *len_now.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
                 cut.check_write(offset + total_len(bufs) as u64, len)
             }
             Io::WriteZeroes { offset, len, .. } => {
-                let now = *self.len.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
+                let now = *len_now.get_or_insert_with(|| cut.len_now(buffered.as_fd()));
                 cut.check_write(offset + len, now)
             }
             Io::Discard { offset, len, .. } => cut.check(offset + len),
@@ -495,7 +498,7 @@ impl Queue for UringQueue {
     }
 
     fn submit(&mut self, mut io: Io) {
-        if let Err(error) = self.check_end(&io) {
+        if let Err(error) = Self::check_end(&self.files, &mut self.len, &io) {
             let (token, bufs) = io.into_parts();
             return self.answered.push(Done { token, result: Err(error), bufs });
         }

@@ -46,7 +46,9 @@ impl<E, P> Machine<E, P> {
             }
             Phase::Io => "is with the backend".to_owned(),
         };
-        if chunk.retried_after.is_some() {
+        if chunk.asks_flush {
+            text += ", as a flush after two errors";
+        } else if chunk.retried_after.is_some() {
             text += ", again after an error";
         }
         text

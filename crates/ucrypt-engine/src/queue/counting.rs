@@ -13,8 +13,6 @@ use crate::volume::Volume;
 
 /// Rounds of the loop between two publications of the queue's decisions.
 const PUBLISH_EVERY_ROUNDS: u32 = 64;
-/// The same when nothing is in flight.
-const PUBLISH_IDLE_ROUNDS: u32 = 8;
 
 pub(super) struct Counting {
     pub(super) counters: Arc<Counters>,
@@ -22,7 +20,7 @@ pub(super) struct Counting {
     sampler: Sampler,
     /// Rounds since the decisions were last published.
     unpublished: u32,
-    /// A request has come since the decisions were last published before a sleep.
+    /// A request has come since the decisions were last published.
     is_untold: bool,
     /// The kind of the last request that was submitted, accepted or not.
     pub(super) offered: Kind,
@@ -77,23 +75,21 @@ impl Counting {
 impl Queue {
     /// Publishes the queue's decisions and estimates, now and then.
     pub(super) fn publish(&mut self) {
-        let is_idle = self.in_flight() == 0;
-        let unpublished = &mut self.counting.unpublished;
-        *unpublished += 1;
-        if *unpublished >= PUBLISH_EVERY_ROUNDS || is_idle && *unpublished >= PUBLISH_IDLE_ROUNDS {
+        self.counting.unpublished += 1;
+        if self.counting.unpublished >= PUBLISH_EVERY_ROUNDS {
             self.publish_now();
         }
     }
 
     /// Publishes the rest before the queue sleeps for longer than a request: perhaps for ever.
     pub(super) fn publish_rest(&mut self) {
-        if self.in_flight() == 0 && std::mem::take(&mut self.counting.is_untold) {
+        if self.in_flight() == 0 && self.counting.is_untold {
             self.publish_now();
         }
     }
 
     fn publish_now(&mut self) {
-        self.counting.unpublished = 0;
+        (self.counting.unpublished, self.counting.is_untold) = (0, false);
         let policy = self.machine.policy();
         self.counting.counters.publish(|| Decisions {
             stats: self.machine.stats(),

@@ -159,14 +159,7 @@ pub struct FuseExport {
     /// Aborts the connection. Made at the start: later the path may be gone, or lead elsewhere.
     abort: Option<Abort>,
     /// How it ended, if not as it should.
-    problem: Option<Problem>,
-}
-
-/// See [`FuseError`].
-#[derive(Debug, Clone, Copy)]
-enum Problem {
-    Aborted,
-    Stays,
+    problem: Option<FuseError>,
 }
 
 impl FuseExport {
@@ -314,12 +307,15 @@ impl FuseExport {
         }
         // When somebody else unmounts the file, its name goes before the threads end.
         if self.has_ended() && self.mounted.is_there() {
-            self.problem = Some(Problem::Aborted);
-        } else if self.is_out_of_reach() {
-            self.problem = Some(Problem::Stays);
+            self.problem = Some(FuseError::Aborted { path: self.path().into() });
         }
-        if self.detach().is_err() && self.problem.is_none() {
-            self.problem = Some(Problem::Stays);
+        if let Err(error) = self.detach() {
+            // The file that was made for it goes all the same.
+            self.place.remove_at(&self.mounted.path());
+            self.problem.get_or_insert(match error {
+                FuseError::OutOfReach { path } => FuseError::Stays { path },
+                error => error,
+            });
         }
         self.until = Some(Instant::now() + STOP_PATIENCE);
     }
@@ -329,17 +325,14 @@ impl FuseExport {
     ///
     /// # Errors
     /// [`FuseError::Aborted`] if the connection ended while the file was still mounted;
-    /// [`FuseError::GoesOn`] if the service could not be ended; [`FuseError::Stays`] if it has ended, but
-    /// the file could not be unmounted.
+    /// [`FuseError::GoesOn`] if the service could not be ended; [`FuseError::Stays`] and
+    /// [`FuseError::Detach`] if it has ended, but the file could not be unmounted.
     pub fn stop(mut self) -> Result<(), FuseError> {
         self.unmount();
-        let path = self.path().into();
-        match self.problem {
-            _ if !self.threads.is_empty() => Err(FuseError::GoesOn { path }),
-            None => Ok(()),
-            Some(Problem::Aborted) => Err(FuseError::Aborted { path }),
-            Some(Problem::Stays) => Err(FuseError::Stays { path }),
+        if !self.threads.is_empty() {
+            return Err(FuseError::GoesOn { path: self.path().into() });
         }
+        self.problem.take().map_or(Ok(()), Err)
     }
 
     fn unmount(&mut self) {

@@ -214,7 +214,11 @@ fn detach(path: &Path) -> io::Result<()> {
     if ran.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&ran.stderr).trim().to_owned()))
+    let said = String::from_utf8_lossy(&ran.stderr);
+    Err(io::Error::other(match said.trim() {
+        "" => format!("fusermount3: {}", ran.status),
+        said => said.to_owned(),
+    }))
 }
 
 /// Detaches what a server that has ended has left mounted, if anything.

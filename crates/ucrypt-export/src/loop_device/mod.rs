@@ -194,12 +194,17 @@ impl LoopExport {
         self.device.free_spare();
         let aborted = self.has_ended() && self.device.is_orphan();
         let device: PathBuf = self.path().into();
+        // One that is detached already need not be found again.
+        let is_detached = self.unused || self.has_ended();
         let detached = self.device.detach_at_the_end();
         drop(self);
         if aborted {
             return Err(LoopError::Aborted { device });
         }
-        detached.map_err(|error| LoopError::Detach { device, error })
+        match detached {
+            Err(error) if !is_detached => Err(LoopError::Detach { device, error }),
+            _ => Ok(()),
+        }
     }
 }
 

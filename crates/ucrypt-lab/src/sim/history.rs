@@ -918,16 +918,15 @@ mod tests {
         assert!(simulation.short().starts_with("Nowhere"), "{}", simulation.short());
     }
 
+    fn simulator_until(stop: &AtomicBool) -> Simulator<'_> {
+        let (rows, failed) = (Vec::new(), Vec::new());
+        Simulator { changes: Changes::default(), stop, progress: &|_| {}, rows, failed }
+    }
+
     #[test]
     fn a_row_that_fails_loses_no_other_one() {
         let go = AtomicBool::new(false);
-        let mut simulator = Simulator {
-            changes: Changes::default(),
-            stop: &go,
-            progress: &|_| {},
-            rows: Vec::new(),
-            failed: Vec::new(),
-        };
+        let mut simulator = simulator_until(&go);
         let fails = |_: &mut Simulator<'_>| Err(io::Error::other("too many steps"));
         simulator.attempt("a, 4k", fails).expect("it goes on");
         simulator.experiment("instant", Scale::Quick).expect("it goes on");
@@ -940,13 +939,7 @@ mod tests {
         assert!(said.contains("1 rows failed: a, 4k: too many steps"), "{said}");
         // A stop is none.
         let stop = AtomicBool::new(true);
-        let mut simulator = Simulator {
-            changes: Changes::default(),
-            stop: &stop,
-            progress: &|_| {},
-            rows: Vec::new(),
-            failed: Vec::new(),
-        };
+        let mut simulator = simulator_until(&stop);
         let stops =
             |_: &mut Simulator<'_>| Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
         assert!(simulator.attempt("a, 4k", stops).is_err() && simulator.failed.is_empty());

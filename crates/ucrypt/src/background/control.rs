@@ -96,6 +96,7 @@ pub(super) fn status_within(
     };
     match exchange(stream, Request::Status, patience) {
         Ok(None) if is_gone(paths, patience) => Ok(None),
+        Ok(None) => Err(ended(paths)),
         answer => answered(paths, answer).map(Some),
     }
 }
@@ -140,8 +141,13 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
                 "{name} is not open any more: it was closed meanwhile"
             ));
         }
-        Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
+        ended(paths)
     })
+}
+
+fn ended(paths: &RuntimePaths) -> Failure {
+    let name = paths.name();
+    Failure::device(format!("the server of {name} has ended meanwhile; its log says why"))
 }
 
 /// Whether nothing is left of a volume whose server ends just now. A log that says why it ended stays.

@@ -347,7 +347,7 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
     if last {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
-    let passphrase = args.passphrase(&header)?;
+    let passphrase = args.passphrase(&header, last)?;
     let locked = lock_to_wipe(&args.header, &header, args.number)?;
     if let Some(passphrase) = passphrase {
         // A keyslot that opened before the lock may have been removed since, or never been stored.
@@ -364,11 +364,11 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
 
 impl KillSlotArgs {
     /// The passphrase of a keyslot that remains. In batch mode there need not be one.
-    fn passphrase(&self, header: &Header) -> Result<Option<Secret>, Failure> {
+    fn passphrase(&self, header: &Header, last: bool) -> Result<Option<Secret>, Failure> {
         let prompt = "Enter any remaining passphrase";
         let key = self.key.key(self.header.batch_mode);
-        let is_last = is_last(header, self.number);
-        let tried = header.keyslots().into_iter().filter(|it| (*it == self.number) == is_last);
+        // The last one is opened itself, otherwise one of the others.
+        let tried = header.keyslots().into_iter().filter(|it| (*it == self.number) == last);
         if !self.header.batch_mode {
             memory::check_keyslots(header, tried)?;
             return key.read(prompt).map(Some);

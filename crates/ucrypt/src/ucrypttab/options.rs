@@ -211,10 +211,8 @@ pub(super) fn in_names_of_the_table(text: &str) -> String {
             _ => None,
         });
         // The value's kind, as help shows it.
-        let behind = match behind.strip_prefix(" <").and_then(|it| it.split_once('>')) {
-            Some((_, behind)) if known.is_some() => behind,
-            _ => behind,
-        };
+        let kind = behind.strip_prefix(" <").filter(|_| known.is_some());
+        let behind = kind.and_then(|it| it.split_once('>')).map_or(behind, |(_, behind)| behind);
         said.push_str(&known.unwrap_or_else(|| format!("--{long}")));
         rest = behind.to_owned();
     }
