@@ -12,8 +12,9 @@ use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
 use crate::modes::modes;
+use crate::ours::{Image, Server, Way};
 use crate::runner::{Extent, extent};
-use crate::sample::{Device, Order, Sample};
+use crate::sample::{Device, Order, Processor, Sample};
 use crate::short::{Found, Short, Shortfall};
 use crate::store::{About, Kept, Record};
 use crate::target::Target;
@@ -93,6 +94,10 @@ pub struct Figure {
     pub others_max: f64,
     /// What made the load.
     pub load: String,
+    /// Processor time of a request, µs, of load, server and all else together.
+    pub processor_us: Option<Spread>,
+    /// The medians of its parts.
+    pub processor: Option<Processor>,
     /// Quantiles, the median of each over the rounds.
     pub quantiles: Vec<(f64, f64)>,
     /// Slices of all rounds, MB/s.
@@ -334,7 +339,8 @@ fn one(
         let figures = by_contender.iter().filter_map(|(contender, rounds)| {
             let base = of(base_of(*contender, description.method));
             let figure = figure(*contender, rounds, base)?;
-            let none = of(Contender::UcryptNone).filter(|_| description.method == Method::Tree);
+            let none = of(Contender::Ours(Server::new(Way::Loop).plain()))
+                .filter(|_| description.method == Method::Tree);
             let of_none = none.and_then(|none| ratio(rounds, none));
             let in_flight = in_flight(&cell, rounds).filter(|_| description.has_target());
             Some(Figure { in_flight, of_none, ..figure })
@@ -420,9 +426,9 @@ fn place(contender: Contender) -> (u8, String) {
         Contender::Ucrypt(PolicyKind::Adaptive) => 3,
         Contender::Ucrypt(_) => 4,
         Contender::File => 5,
-        Contender::Loop => 6,
-        Contender::UcryptNone => 7,
-        Contender::UcryptFuse(_) | Contender::UcryptNbd(_) | Contender::UcryptLoop(_) => 8,
+        Contender::Loop | Contender::Copy(_) => 6,
+        Contender::Ours(server) if server.image == Image::Plain => 7,
+        Contender::Ours(_) => 8,
         _ => 9,
     };
     (group, contender.to_string())
@@ -464,6 +470,9 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
             timed.then_some(sample.mean_us - base.mean_us)
         }))
     });
+    let processors = || rounds.values().filter_map(|sample| sample.processor);
+    let part =
+        |of: fn(Processor) -> f64| Spread::of(processors().map(of)).map_or(0.0, |it| it.median);
     let orders = rounds.values().filter_map(|sample| sample.order);
     let order = orders.reduce(|a, b| Order {
         writes: a.writes.saturating_add(b.writes),
@@ -477,6 +486,12 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         p99_us: latency(Sample::p99),
         in_flight: None,
         ratio: base.and_then(|base| ratio(rounds, base)),
+        processor_us: Spread::of(processors().map(|it| it.all_us())),
+        processor: Spread::of(processors().map(|it| it.client_us)).map(|client| Processor {
+            client_us: client.median,
+            server_us: part(|it| it.server_us),
+            rest_us: part(|it| it.rest_us),
+        }),
         of_none: None,
         added_us: added,
         seconds: spread(|sample| sample.seconds)?,
@@ -600,7 +615,7 @@ fn verdict(description: &Description, cells: &[CellFigures]) -> String {
 
 /// What encryption costs file systems; `None` if ours did not run on any.
 fn tree_verdict(cells: &[CellFigures]) -> Option<String> {
-    let ours = Contender::UcryptLoop(PolicyKind::Adaptive);
+    let ours = Contender::Ours(Server::new(Way::Loop));
     let times = |ratio: Spread| 1.0 / ratio.median.max(1e-9);
     let of_cell = |cell: &CellFigures| {
         let figure = find(cell, ours)?;
@@ -665,6 +680,7 @@ mod tests {
             len: 1 << 27,
             time_ms: 10,
             added_on_zero: false,
+            before: None,
             generator: Generator::BuiltIn,
             command: String::new(),
         };
@@ -827,7 +843,7 @@ mod tests {
 
     #[test]
     fn file_systems_are_compared_with_the_kernels_loop_device_and_have_no_latencies() {
-        let speeds = [("loop", 100.0), ("ucrypt-none", 80.0), ("ucrypt-loop", 40.0)];
+        let speeds = [("loop", 100.0), ("ucrypt-loop-none", 80.0), ("ucrypt-loop", 40.0)];
         let tree = of("kernel-tree", 3, &speeds);
         let experiment = &tree.experiments[0];
         let figure = find(&experiment.cells[0], "ucrypt-loop".parse().unwrap()).expect("a figure");

@@ -7,6 +7,7 @@ use crate::analysis::{CellFigures, Figure, Spread};
 use crate::catalogue::{Medium, Method, Published};
 use crate::contender::Contender;
 use crate::modes::modes;
+use crate::ours::{Server, Way};
 
 /// A published figure, and what stands for it here.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -91,14 +92,13 @@ struct Place {
 impl Place {
     /// File systems have one contender of ours, which is adaptive.
     fn of(it: &Published, method: Method) -> Self {
-        let adaptive = PolicyKind::Adaptive;
         let through = |contender: Contender| contender.below_file_system().is_some();
         if method == Method::Tree {
-            Self { raw: Contender::Loop, adaptive: Contender::UcryptLoop(adaptive) }
+            Self { raw: Contender::Loop, adaptive: Contender::Ours(Server::new(Way::Loop)) }
         } else if it.contender.parse().is_ok_and(through) {
             Self { raw: Contender::LoopExt4, adaptive: Contender::UcryptLoopExt4 }
         } else {
-            Self { raw: Contender::Raw, adaptive: Contender::Ucrypt(adaptive) }
+            Self { raw: Contender::Raw, adaptive: Contender::Ucrypt(PolicyKind::Adaptive) }
         }
     }
 }

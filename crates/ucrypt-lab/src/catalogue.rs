@@ -130,6 +130,9 @@ pub struct Description {
     cells: fn(Scale) -> Vec<Cell>,
 }
 
+/// The experiment that compares servers.
+pub const EXPORTS: &str = "exports";
+
 /// All experiments, in the order in which `lab run` without names carries them out.
 pub const ALL: &[Description] = &[
     Description {
@@ -174,6 +177,25 @@ pub const ALL: &[Description] = &[
         ],
         peers: false,
         cells: heat_map,
+    },
+    Description {
+        name: EXPORTS,
+        question: "How fast is each way to an encrypted disk, from depth 1 to 128?",
+        shows: "MB/s, mean and p99 latency, processor time of a request, each beside the bare image",
+        tables: &[],
+        needs: "fio for processor times; root for devices; a directory of a disk (--on DIR) to measure one",
+        method: Method::Load,
+        against: &[
+            "copy-fuse",
+            "copy-nbd",
+            "copy-loop",
+            "ucrypt-fuse-none",
+            "ucrypt-nbd-none",
+            "ucrypt-loop-none",
+            "ucrypt-ublk",
+        ],
+        peers: true,
+        cells: exports,
     },
     Description {
         name: "added-latency",
@@ -237,7 +259,7 @@ pub const ALL: &[Description] = &[
         tables: &[published::KERNEL_TREE_2011],
         needs: "root, loop devices, mkfs of the file systems; always in memory (/dev/shm)",
         method: Method::Tree,
-        against: &["loop", "ucrypt-none", "ucrypt-loop", "dm-crypt"],
+        against: &["loop", "ucrypt-loop-none", "ucrypt-loop", "dm-crypt"],
         peers: false,
         cells: kernel_tree,
     },
@@ -383,6 +405,27 @@ fn heat_map(scale: Scale) -> Vec<Cell> {
     for pattern in [Pattern::RandRead, Pattern::RandWrite] {
         for block in blocks {
             cells.extend(depths.iter().map(|&depth| cell(pattern, block << 10, depth, 1)));
+        }
+    }
+    cells
+}
+
+fn exports(scale: Scale) -> Vec<Cell> {
+    if scale == Scale::Quick {
+        return vec![
+            cell(Pattern::RandRead, 4 << 10, 1, 1),
+            cell(Pattern::RandWrite, 4 << 10, 32, 1),
+            cell(Pattern::Read, 1 << 20, 4, 1),
+        ];
+    }
+    let mut cells = Vec::new();
+    for (block_bytes, patterns) in [
+        (4 << 10, [Pattern::RandRead, Pattern::RandWrite]),
+        (64 << 10, [Pattern::RandRead, Pattern::RandWrite]),
+        (1 << 20, [Pattern::Read, Pattern::Write]),
+    ] {
+        for pattern in patterns {
+            cells.extend([1, 4, 32, 128].map(|depth| cell(pattern, block_bytes, depth, 1)));
         }
     }
     cells

@@ -4,7 +4,7 @@
 use ucrypt_engine::PolicyKind;
 
 use crate::analysis::{CellFigures, Experiment, Figure, Spread, find};
-use crate::catalogue::Method;
+use crate::catalogue::{EXPORTS, Method};
 use crate::contender::Contender;
 use crate::modes::{modes, slices_max};
 use crate::text::{figure, optional, range};
@@ -25,7 +25,7 @@ pub(crate) fn columns(experiment: &Experiment) -> Vec<Column> {
         // A file system's requests are the kernel's, and nobody times them.
         Method::Tree => vec![
             ("of loop", |_, of| ratio(of.ratio)),
-            ("of ucrypt-none", |_, of| ratio(of.of_none)),
+            ("of ucrypt-loop-none", |_, of| ratio(of.of_none)),
             ("MB written", |_, of| value(of.device.map(|it| it.bytes as f64 / 1e6))),
             ("writes", |_, of| text(of.device.map(|it| it.writes))),
             ("KiB a write", |_, of| value(of.device.map(|it| it.kib_a_write()))),
@@ -48,6 +48,15 @@ pub(crate) fn columns(experiment: &Experiment) -> Vec<Column> {
             modes.iter().map(|mode| format!("{mode:.0}")).collect::<Vec<_>>().join("; ")
         })),
         _ => {}
+    }
+    if experiment.name == EXPORTS {
+        columns.push(("added µs (quartiles)", ADDED.1));
+        columns.push(("processor µs: load + server + rest", |_, of| {
+            of.processor.map_or_else(String::new, |it| {
+                let parts = [it.client_us, it.server_us, it.rest_us];
+                parts.map(|us| format!("{us:.1}")).join(" + ")
+            })
+        }));
     }
     if experiment.name == HEAT_MAP {
         columns.push(("of best", |cell, of| two(of_best(cell, of, SPEED))));

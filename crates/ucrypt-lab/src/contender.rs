@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use ucrypt_engine::PolicyKind;
 
+use crate::ours::{Image, Server, Way};
+
 /// A way to reach the data of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -20,16 +22,12 @@ pub enum Contender {
     Memory,
     /// A scratch image, without anything on top: what those below are compared with.
     File,
-    /// `ucrypt serve` on a scratch image, through FUSE.
-    UcryptFuse(PolicyKind),
-    /// `ucrypt serve` on a scratch image, through NBD.
-    UcryptNbd(PolicyKind),
-    /// `ucrypt open --as loop` on a scratch image; needs root.
-    UcryptLoop(PolicyKind),
-    /// As `UcryptLoop`, without a cipher.
-    UcryptNone,
+    /// A server of ucrypt on a scratch image; devices need root.
+    Ours(Server),
     /// The kernel's loop device over a scratch image, not encrypted; needs root.
     Loop,
+    /// A server that only copies, on one of ucrypt's ways: the ceiling of that way.
+    Copy(Way),
     /// qemu-storage-daemon with LUKS, through FUSE.
     QemuStorageDaemon,
     /// qemu-nbd with LUKS.
@@ -44,25 +42,25 @@ pub enum Contender {
     Gocryptfs,
     /// A file on ext4 over `Loop`; needs root.
     LoopExt4,
-    /// A file on ext4 over `UcryptLoop`, adaptive; needs root.
+    /// A file on ext4 over `ucrypt-loop`; needs root.
     UcryptLoopExt4,
 }
 
 /// A name, its contender, and the program that it starts, with its package.
 type Name = (&'static str, Contender, Option<(&'static str, &'static str)>);
 
-/// The names without a policy, and with the program of others that they start, with its package.
-const NAMES: [Name; 18] = [
+/// The names without a policy, and with the program of others that they start, with its package. Those of
+/// [`Contender::Ours`] are in their own module.
+const NAMES: [Name; 17] = [
     ("raw", Contender::Raw, None),
     ("ucrypt", Contender::Ucrypt(PolicyKind::Adaptive), None),
     ("null", Contender::Null, None),
     ("memory", Contender::Memory, None),
     ("file", Contender::File, None),
-    ("ucrypt-fuse", Contender::UcryptFuse(PolicyKind::Adaptive), Some(("fusermount3", "fuse3"))),
-    ("ucrypt-nbd", Contender::UcryptNbd(PolicyKind::Adaptive), None),
-    ("ucrypt-loop", Contender::UcryptLoop(PolicyKind::Adaptive), Some(("fusermount3", "fuse3"))),
-    ("ucrypt-none", Contender::UcryptNone, Some(("fusermount3", "fuse3"))),
     ("loop", Contender::Loop, Some(("losetup", "mount"))),
+    ("copy-fuse", Contender::Copy(Way::Fuse), Some(("fusermount3", "fuse3"))),
+    ("copy-loop", Contender::Copy(Way::Loop), Some(("fusermount3", "fuse3"))),
+    ("copy-nbd", Contender::Copy(Way::Nbd), None),
     (
         "qemu-storage-daemon",
         Contender::QemuStorageDaemon,
@@ -79,9 +77,9 @@ const NAMES: [Name; 18] = [
 
 /// The contenders that are compared where they are installed, unless the user names others.
 pub const PEERS: [Contender; 9] = [
-    Contender::UcryptFuse(PolicyKind::Adaptive),
-    Contender::UcryptNbd(PolicyKind::Adaptive),
-    Contender::UcryptLoop(PolicyKind::Adaptive),
+    Contender::Ours(Server::new(Way::Fuse)),
+    Contender::Ours(Server::new(Way::Nbd)),
+    Contender::Ours(Server::new(Way::Loop)),
     Contender::Loop,
     Contender::QemuStorageDaemon,
     Contender::QemuNbd,
@@ -93,10 +91,8 @@ pub const PEERS: [Contender; 9] = [
 impl Contender {
     fn policy(self) -> Option<PolicyKind> {
         match self {
-            Self::Ucrypt(policy)
-            | Self::UcryptFuse(policy)
-            | Self::UcryptNbd(policy)
-            | Self::UcryptLoop(policy) => Some(policy),
+            Self::Ucrypt(policy) => Some(policy),
+            Self::Ours(server) => Some(server.policy),
             _ => None,
         }
     }
@@ -104,9 +100,7 @@ impl Contender {
     fn with(self, policy: PolicyKind) -> Option<Self> {
         match self {
             Self::Ucrypt(_) => Some(Self::Ucrypt(policy)),
-            Self::UcryptFuse(_) => Some(Self::UcryptFuse(policy)),
-            Self::UcryptNbd(_) => Some(Self::UcryptNbd(policy)),
-            Self::UcryptLoop(_) => Some(Self::UcryptLoop(policy)),
+            Self::Ours(server) => Some(Self::Ours(Server { policy, ..server })),
             _ => None,
         }
     }
@@ -118,7 +112,26 @@ impl Contender {
 
     /// The program of others that it starts, and its Debian package.
     pub fn program(self) -> Option<(&'static str, &'static str)> {
-        self.row().2
+        match self {
+            Self::Ours(server) => match server.way {
+                // A loop device is one over a file.
+                Way::Fuse | Way::Loop => Some(("fusermount3", "fuse3")),
+                Way::Nbd | Way::Ublk => None,
+            },
+            _ => self.row().2,
+        }
+    }
+
+    /// The server of ucrypt that it is.
+    pub fn ours(self) -> Option<Server> {
+        match self {
+            Self::Ours(server) => Some(server),
+            _ => None,
+        }
+    }
+
+    fn is_on(self, way: Way) -> bool {
+        self.ours().is_some_and(|server| server.way == way)
     }
 
     /// Whether a process serves it, from a scratch image; the others run in this process.
@@ -128,29 +141,38 @@ impl Contender {
 
     /// Whether it is an upper limit for others, not a choice that a user has.
     pub fn is_ceiling(self) -> bool {
-        matches!(self, Self::Raw | Self::Null | Self::Memory | Self::File)
+        matches!(self, Self::Raw | Self::Null | Self::Memory | Self::File | Self::Copy(_))
     }
 
     /// Whether it encrypts.
     pub fn encrypts(self) -> bool {
-        !self.is_ceiling() && !matches!(self, Self::Loop | Self::UcryptNone | Self::LoopExt4)
+        let is_plain = self.ours().is_some_and(|server| server.image == Image::Plain);
+        !self.is_ceiling() && !is_plain && !matches!(self, Self::Loop | Self::LoopExt4)
     }
 
-    /// Whether it is a block device, which a file system can be on: it attaches a loop device.
+    /// Whether it is a block device, which a file system can be on.
     pub fn is_device(self) -> bool {
-        matches!(self, Self::Loop | Self::UcryptLoop(_) | Self::UcryptNone) || self.is_dm_crypt()
+        let is_ours = self.ours().is_some_and(|server| server.way.is_device());
+        is_ours || matches!(self, Self::Loop | Self::Copy(Way::Loop)) || self.is_dm_crypt()
+    }
+
+    /// Whether it is a device of ublk, which needs no loop device.
+    pub fn is_ublk(self) -> bool {
+        self.is_on(Way::Ublk)
     }
 
     /// Whether only root can attach or mount it.
     pub fn needs_root(self) -> bool {
-        self.is_device() || self.below_file_system().is_some()
+        // A server that only copies mounts its file itself.
+        let mounts = self.below_file_system().is_some() || self == Self::Copy(Way::Fuse);
+        self.is_device() || mounts
     }
 
     /// The device below a file system that files are read from; `None` if it has none.
     pub fn below_file_system(self) -> Option<Self> {
         match self {
             Self::LoopExt4 => Some(Self::Loop),
-            Self::UcryptLoopExt4 => Some(Self::UcryptLoop(PolicyKind::Adaptive)),
+            Self::UcryptLoopExt4 => Some(Self::Ours(Server::new(Way::Loop))),
             _ => None,
         }
     }
@@ -175,7 +197,7 @@ impl Contender {
 
     /// Whether a load reaches it through NBD.
     pub fn is_nbd(self) -> bool {
-        matches!(self, Self::UcryptNbd(_) | Self::QemuNbd | Self::Nbdkit)
+        self.is_on(Way::Nbd) || matches!(self, Self::QemuNbd | Self::Nbdkit | Self::Copy(Way::Nbd))
     }
 
     /// What its ratio is taken of: the same target without encryption, reached by the same load.
@@ -191,7 +213,10 @@ impl Contender {
 
 impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().0)?;
+        match self {
+            Self::Ours(server) => server.fmt(f)?,
+            _ => f.write_str(self.row().0)?,
+        }
         match self.policy() {
             None | Some(PolicyKind::Adaptive) => Ok(()),
             Some(policy) => write!(f, ":{policy}"),
@@ -210,11 +235,14 @@ impl FromStr for Contender {
         let known = || {
             let names: Vec<_> = NAMES.iter().map(|(name, ..)| *name).collect();
             format!(
-                "'{text}' is no contender; there are {}; ucrypt's take :POLICY",
-                names.join(", ")
+                "'{text}' is no contender; there are {}, and {}; ucrypt's take :POLICY",
+                names.join(", "),
+                crate::ours::NAMES
             )
         };
-        let found = NAMES.iter().find(|(known, ..)| *known == name).ok_or_else(known)?.1;
+        let others = NAMES.iter().find(|(known, ..)| *known == name).map(|(_, found, _)| *found);
+        let ours = || Server::by_name(name).map(Contender::Ours);
+        let found = others.or_else(ours).ok_or_else(known)?;
         match policy {
             None => Ok(found),
             Some(policy) => found

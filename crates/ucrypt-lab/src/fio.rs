@@ -15,7 +15,7 @@ use serde::Deserialize;
 use crate::load::{Load, Times};
 use crate::process;
 use crate::runner::is_full;
-use crate::sample::Sample;
+use crate::sample::{self, Sample};
 
 /// Where a server can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +67,9 @@ const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:85:90:95:97:98:99:99.5:99
 /// How much longer than its load fio may take: the server is killed before, if it hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Runs of which the mean is fio's own time.
+const STARTUPS: u32 = 5;
+
 /// How much longer a load is tried in which no request ended.
 const LONGER: [u32; 4] = [1, 5, 25, 125];
 
@@ -106,7 +109,7 @@ fn once(
     process::run(fio.current_dir(scratch), scratch, load.limit() + PATIENCE, stop)?;
     let text = std::fs::read_to_string(&output)?;
     let version = version().unwrap_or_else(|| "fio".into());
-    sample(&text, &if direct { version } else { format!("{version}, through the page cache") })
+    read_json(&text, &if direct { version } else { format!("{version}, through the page cache") })
 }
 
 /// Whether there is a way past the page cache; NBD has none.
@@ -172,7 +175,7 @@ fn uri(path: &Path) -> String {
 }
 
 /// Reads fio's JSON. Warnings may stand before it.
-fn sample(text: &str, version: &str) -> io::Result<Option<Sample>> {
+fn read_json(text: &str, version: &str) -> io::Result<Option<Sample>> {
     let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let start = text.find('{').ok_or_else(|| wrong("fio printed no JSON".into()))?;
     let output: Output = serde_json::from_str(&text[start..])
@@ -215,6 +218,24 @@ fn sample(text: &str, version: &str) -> io::Result<Option<Sample>> {
     }))
 }
 
+/// Seconds of processor time that fio takes before and after its load: the mean of some runs that do nothing else.
+/// `None` if fio fails. Measured once.
+pub(crate) fn startup_s() -> Option<f64> {
+    static SECONDS: OnceLock<Option<f64>> = OnceLock::new();
+    *SECONDS.get_or_init(|| {
+        let before = sample::own_s();
+        for _ in 0..STARTUPS {
+            let mut probe = process::program("fio");
+            probe.args(["--name=probe", "--ioengine=psync", "--rw=read", "--bs=4k", "--size=4k"]);
+            probe.args(["--filename=/dev/zero", "--thread", "--output-format=json"]);
+            if !process::succeeds(&mut probe) {
+                return None;
+            }
+        }
+        Some((sample::own_s() - before) / f64::from(STARTUPS))
+    })
+}
+
 /// `io_uring` where the system allows it, else `libaio`.
 fn engine() -> &'static str {
     static ENGINE: OnceLock<&'static str> = OnceLock::new();
@@ -243,7 +264,7 @@ mod tests {
     #[test]
     fn what_is_not_fios_json_is_refused_and_warnings_are_skipped() {
         for bad in ["", "no", "{", "{}", r#"{"jobs":[]}"#] {
-            assert!(sample(bad, "fio").is_err(), "{bad}");
+            assert!(read_json(bad, "fio").is_err(), "{bad}");
         }
         let side = |ios: u64| {
             format!(
@@ -255,9 +276,9 @@ mod tests {
             let (read, write) = (side(0), side(40));
             format!(r#"note: x {{"jobs":[{{"error":{error},"read":{read},"write":{write}}}]}}"#)
         };
-        let read = sample(&text(0), "fio-3").expect("JSON").expect("requests");
+        let read = read_json(&text(0), "fio-3").expect("JSON").expect("requests");
         assert_eq!((read.requests, read.p50_us, read.p99_us), (40, 1.5, 9.0));
-        assert!(sample(&text(5), "fio-3").is_err());
+        assert!(read_json(&text(5), "fio-3").is_err());
     }
 
     /// A request as it reached the storage: whether it reads, offset, length.

@@ -792,7 +792,7 @@ fn context(html: &mut String, analysis: &Analysis) {
 pub(crate) mod tests {
     use super::*;
     use crate::catalogue::ALL;
-    use crate::sample::{Device, Order, Sample};
+    use crate::sample::{Device, Order, Processor, Sample};
     use crate::served::Generator;
     use crate::sim::calibrate::Check;
     use crate::sim::history::{Changes, Row};
@@ -810,6 +810,7 @@ pub(crate) mod tests {
             len: 1 << 27,
             time_ms: 10,
             added_on_zero: false,
+            before: None,
             generator: Generator::BuiltIn,
             command: "ucrypt lab run --quick '<&>'".into(),
         };
@@ -837,6 +838,7 @@ pub(crate) mod tests {
                             order: Some(Order { writes: 10, bytes: 40960, continued: 9 }),
                             device: (description.method == Method::Tree).then(Device::default),
                             below: (*name == "dm-crypt").then(Device::default),
+                            processor: Some(Processor::default()),
                             load: "built-in".into(),
                             ..Sample::default()
                         };
@@ -916,7 +918,7 @@ pub(crate) mod tests {
         for cell in none.experiments.iter_mut().flat_map(|it| &mut it.cells) {
             cell.figures.truncate(1);
         }
-        for (analysis, least) in [(&all, 2), (&many, 10), (&none, 1)] {
+        for (analysis, least) in [(&all, 2), (&many, 6), (&none, 1)] {
             let page = html(analysis, None);
             let legends: Vec<_> = page.split("<ul class=\"legend\">").skip(1).collect();
             assert!(legends.len() > 10, "{}", legends.len());
@@ -1033,7 +1035,7 @@ pub(crate) mod tests {
         let tree = &page[page.find("<section id=\"kernel-tree\"").expect("the section")..];
         let tree = &tree[..tree.find("</section>").expect("its end")];
         assert!(tree.contains("MB written") && tree.contains("/dev/shm"), "{tree}");
-        assert!(!tree.contains("mean µs") && tree.contains("of ucrypt-none"), "{tree}");
+        assert!(!tree.contains("mean µs") && tree.contains("of ucrypt-loop-none"), "{tree}");
         let drives = &page[page.find("<section id=\"many-drives\"").expect("the section")..];
         assert!(drives.contains("Where: virtual time"));
         analysis.about.storage.mapped = false;

@@ -10,7 +10,6 @@ use ucrypt_image::machine::free_memory;
 use ucrypt_image::memory::Bytes;
 
 use crate::catalogue::{Method, Scale};
-use crate::contender::Contender;
 use crate::runner::Plan;
 use crate::store::Settings;
 use crate::target::{SPARE, Target, keeps_files, no_memory};
@@ -34,13 +33,11 @@ fn needs(settings: &Settings, plans: &[Plan]) -> Vec<Need> {
         let (what, remedy) = ("the scratch file", "use a smaller --size or another --on");
         needs.push(Need { dir, bytes: settings.len, what, remedy });
     }
-    let serves = |contender: Option<Contender>| {
-        let of_target = plans.iter().filter(|plan| plan.method() != Method::Tree);
-        let mut all = of_target.flat_map(Plan::contenders);
-        all.any(|it| contender.map_or(it.is_served(), |contender| it == contender))
-    };
-    if let Some(dir) = settings.on.scratch_dir().filter(|_| serves(None)) {
-        let bytes = served::bytes_of_images(settings.len, serves(Some(Contender::Gocryptfs)));
+    let of_target = plans.iter().filter(|plan| plan.method() != Method::Tree);
+    let mut served: Vec<_> = of_target.flat_map(Plan::contenders).collect();
+    served.retain(|contender| contender.is_served());
+    if let Some(dir) = settings.on.scratch_dir().filter(|_| !served.is_empty()) {
+        let bytes = served::bytes_of_images(settings.len, &served);
         let what = "the images of servers";
         let remedy = "use a smaller --size, another --on, or --against without servers";
         needs.push(Need { dir: dir.into(), bytes, what, remedy });
@@ -164,6 +161,7 @@ mod tests {
             len: 1 << 30,
             time_ms: 10,
             added_on_zero: false,
+            before: None,
             generator: Generator::BuiltIn,
             command: String::new(),
         }
@@ -186,7 +184,10 @@ mod tests {
         assert_eq!(of(Target::Memory, &["workqueues"], "ucrypt-nbd"), [(memory, 2052)]);
         // A device has no directory for images: no server takes part.
         assert_eq!(of(Target::Device("/dev/none".into()), &["workqueues"], "ucrypt-nbd"), []);
-        assert!(served::bytes_of_images(1 << 30, true) > 3 << 30);
+        for more in ["gocryptfs", "ucrypt-nbd-4096"] {
+            let contenders = ["ucrypt-nbd", more].map(|name| name.parse().expect("a contender"));
+            assert!(served::bytes_of_images(1 << 30, &contenders) > 3 << 30, "{more}");
+        }
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Carries a run out: every contender in every cell, in interleaved rounds.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use ucrypt_export::fuse::{Transport, kernel_has_rings};
 
 use crate::bench::Bench;
 use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
@@ -13,6 +16,7 @@ use crate::dd;
 use crate::held::Held;
 use crate::load::{Load, Times, is_stopped};
 use crate::mounted;
+use crate::ours::{Build, Server, Way};
 use crate::process;
 use crate::sample::Sample;
 use crate::served::{self, Filling, Generator, Images, Left, Service};
@@ -277,7 +281,13 @@ impl Settings {
 
     /// Why a contender whose program is installed cannot take part, with the remedy.
     fn obstacle(&self, description: &Description, contender: Contender) -> Option<String> {
+        if let Some(server) = contender.ours()
+            && let Some(why) = self.no_server(server)
+        {
+            return Some(why);
+        }
         if contender.needs_root()
+            && !contender.is_ublk()
             && let Some(why) = served::no_block_devices()
         {
             return Some(why);
@@ -291,7 +301,8 @@ impl Settings {
             return Some("only ucrypt's policies run in virtual time".into());
         }
         if description.method == Method::Tree {
-            let why = "it mounts block devices; compare loop, ucrypt-none, ucrypt-loop, dm-crypt";
+            let why =
+                "it mounts block devices; compare loop, ucrypt-loop-none, ucrypt-loop, dm-crypt";
             return (!contender.is_device()).then(|| why.into());
         }
         if !contender.is_served() {
@@ -314,6 +325,32 @@ impl Settings {
             return Some(format!(
                 "servers need scratch images beside the target, and {on} has no directory; run on \
                  memory, a file or a directory (--on)"
+            ));
+        }
+        None
+    }
+
+    fn other_build(&self) -> Option<&Path> {
+        self.before.as_ref().map(|before| before.command.as_path())
+    }
+
+    /// Why a server of ours cannot take part, with the remedy.
+    fn no_server(&self, server: Server) -> Option<String> {
+        if server.build == Build::Before && self.before.is_none() {
+            return Some("it is another build of ucrypt; name it by --before COMMAND".into());
+        }
+        if server.transport == Some(Transport::Ring) && !kernel_has_rings() {
+            return Some(
+                "FUSE over io_uring is off (Linux 6.14 and later have it); as root: echo Y \
+                 >/sys/module/fuse/parameters/enable_uring"
+                    .into(),
+            );
+        }
+        if server.way == Way::Ublk
+            && let Err(error) = fs::metadata("/dev/ublk-control")
+        {
+            return Some(format!(
+                "this system has no ublk devices (/dev/ublk-control: {error}): modprobe ublk_drv"
             ));
         }
         None
@@ -656,7 +693,8 @@ impl Stage {
                 let trees = match &mut self.trees {
                     Some(trees) => trees,
                     none => {
-                        let with = (around.ucrypt, around.left);
+                        let builds = (around.ucrypt, settings.other_build());
+                        let with = (builds, around.left);
                         none.insert(Trees::new(settings.scale, with, (around.stop, filling))?)
                     }
                 };
@@ -675,6 +713,7 @@ impl Stage {
                     })?;
                     let service = Service {
                         ucrypt: around.ucrypt,
+                        before: settings.other_build(),
                         direct: about.storage.direct,
                         generator: settings.generator,
                         left: around.left,
@@ -761,6 +800,7 @@ mod tests {
             time_ms: 10,
             added_on_zero: false,
             generator,
+            before: None,
             command: String::new(),
         }
     }

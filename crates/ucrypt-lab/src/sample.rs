@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::time::Instant;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct Sample {
     /// What the device below dm-crypt did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below: Option<Device>,
+    /// Processor time of a request, where a server was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<Processor>,
     /// What made the load.
     pub load: String,
     /// What else the machine did meanwhile.
@@ -100,6 +104,24 @@ impl Device {
             bytes: self.bytes.saturating_sub(before.bytes),
             busy_ms: self.busy_ms.saturating_sub(before.busy_ms),
         }
+    }
+}
+
+/// Processor time of a request in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Processor {
+    /// Of the load, what the kernel does in its calls included.
+    pub client_us: f64,
+    /// Of the server, the same.
+    pub server_us: f64,
+    /// Of all else on the machine: the kernel's own threads and interrupts, if nobody else is there.
+    pub rest_us: f64,
+}
+
+impl Processor {
+    /// Of all together.
+    pub fn all_us(&self) -> f64 {
+        self.client_us + self.server_us + self.rest_us
     }
 }
 
@@ -201,7 +223,9 @@ struct Counters {
     total: u64,
     idle: u64,
     steal: u64,
+    /// Of the measurement, its server included.
     own: u64,
+    server: u64,
 }
 
 /// What belongs to a measurement, besides this process and its children that have ended.
@@ -231,6 +255,7 @@ impl Own {
 /// Watches the machine during a measurement.
 #[derive(Debug)]
 pub struct Watch {
+    started: Instant,
     before: Counters,
     own: Own,
     /// The kernel's threads that may serve a loop device, and the time that each had spent.
@@ -243,7 +268,7 @@ impl Watch {
         let threads = own.loop_device.as_ref().map_or_else(HashMap::new, |_| {
             kernel_threads().into_iter().map(|thread| (thread.pid, thread.ticks)).collect()
         });
-        Self { before: counters(own.server), own, threads }
+        Self { started: Instant::now(), before: counters(own.server), own, threads }
     }
 
     /// Starts now, while a `program` of ours is under way, whose time until now is not of the measurement: it becomes
@@ -252,6 +277,24 @@ impl Watch {
         let mut watch = Self::start(own);
         watch.before.own += spent(&format!("/proc/{program}/stat"), true);
         watch
+    }
+
+    /// Processor time of each of so many `requests` since the start, less `startup_s` seconds, which the load takes
+    /// before it begins and after it has ended.
+    pub fn processor(&self, requests: f64, startup_s: f64) -> Option<Processor> {
+        let after = counters(self.own.server);
+        let gone = |of: fn(&Counters) -> u64| seconds(of(&after).saturating_sub(of(&self.before)));
+        // Idle time is counted exactly, busy time only by looking at each tick.
+        let all_s = online() as f64 * self.started.elapsed().as_secs_f64();
+        let busy_s = all_s - gone(|it| it.idle) - gone(|it| it.steal);
+        let server_s = gone(|it| it.server);
+        let load_s = gone(|it| it.own) - server_s;
+        let us = |seconds: f64| seconds.max(0.0) * 1e6 / requests;
+        (requests >= 1.0).then(|| Processor {
+            client_us: us(load_s - startup_s),
+            server_us: us(server_s),
+            rest_us: us(busy_s - load_s - server_s),
+        })
     }
 
     /// What happened since the start.
@@ -320,7 +363,25 @@ fn counters(server: Option<u32>) -> Counters {
         idle: at(3) + at(4),
         steal: at(7),
         own: spent("/proc/self/stat", true) + served,
+        server: served,
     }
+}
+
+/// Of ticks of the kernel's clock.
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// Seconds of processor time of this process and its children that have ended.
+pub(crate) fn own_s() -> f64 {
+    seconds(spent("/proc/self/stat", true))
+}
+
+/// Processors that run.
+fn online() -> usize {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let of_one = |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| !rest.starts_with(' '));
+    stat.lines().filter(of_one).count().max(1)
 }
 
 /// Processor time of a process, and with `children` that of its ended ones.
@@ -342,15 +403,15 @@ mod tests {
     #[test]
     fn steal_and_other_processes_are_told_apart_from_our_own_time() {
         let before = Counters::default();
-        let after = Counters { total: 1000, idle: 300, steal: 100, own: 400 };
+        let after = Counters { total: 1000, idle: 300, steal: 100, own: 400, server: 0 };
         let seen = disturbance(&before, &after);
         assert!((seen.steal - 0.1).abs() < 1e-9 && (seen.others - 0.2).abs() < 1e-9, "{seen:?}");
         assert!(seen.is_marked());
-        let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480 };
+        let quiet = Counters { total: 1000, idle: 500, steal: 0, own: 480, server: 0 };
         assert!(!disturbance(&before, &quiet).is_marked());
         assert_eq!(disturbance(&after, &after), Disturbance::default());
         // Of a measurement of 75 ms on two cores.
-        let short = |steal, idle| Counters { total: 15, idle, steal, own: 10 };
+        let short = |steal, idle| Counters { total: 15, idle, steal, own: 10, server: 0 };
         let seen = disturbance(&before, &short(2, 1));
         assert!(seen == Disturbance::default(), "two ticks are none: {seen:?}");
         assert!(disturbance(&before, &short(3, 2)).is_marked());

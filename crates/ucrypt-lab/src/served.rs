@@ -2,7 +2,7 @@
 //!
 //! All images hold the same random bytes: raw, and as the data of a LUKS1 volume (aes-xts-plain64,
 //! 512 bits, sectors of 512 bytes), which is what all peers open but gocryptfs, which has a format of
-//! its own and holds them in a file. Servers are started anew for each
+//! its own and holds them in a file. Some servers of ours take a LUKS2 volume with sectors of 4096 bytes. Servers are started anew for each
 //! measurement, with their defaults. A server that answers nothing is killed.
 
 use std::fs::{self, File};
@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 use rustix::mount::{FsOpenFlags, fsopen};
 use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
-use ucrypt_engine::PolicyKind;
 use ucrypt_export::loop_device::{self, LoopError};
 
 use crate::bounded::{self, Work};
@@ -30,6 +29,7 @@ use crate::fio::{self, Address};
 use crate::load::{self, INTERRUPTED, Load, PATIENCE, Place, SLOW_BYTES_S};
 use crate::mounted;
 use crate::nbd_client::NbdClient;
+use crate::ours::{Build, Image, Server, Way};
 use crate::process::{self, Running};
 use crate::sample::{Own, Sample, Watch};
 use crate::shell;
@@ -106,13 +106,23 @@ impl Left {
 /// for its encrypted files: its blocks are not aligned to those of a disk.
 pub(crate) const THROUGH_CACHE: &str = "its files through the page cache";
 
-/// Room for the header of the LUKS image.
+/// Room for the header of the LUKS1 image.
 const HEADER_BYTES: u64 = 4 << 20;
 
-/// Bytes of the images for `len` bytes of data, with a file in gocryptfs or without.
-pub(crate) fn bytes_of_images(len: u64, gocryptfs: bool) -> u64 {
-    // It adds 32 bytes to each block of 4096, and some files of its own.
-    let more = if gocryptfs { len + len / 128 + (1 << 20) } else { 0 };
+/// Where the data of the LUKS2 image begins, in bytes: where cryptsetup begins them.
+const LUKS2_DATA_BYTES: u64 = 16 << 20;
+
+/// Bytes of the images of these contenders for `len` bytes of data.
+pub(crate) fn bytes_of_images(len: u64, contenders: &[Contender]) -> u64 {
+    let mut more = 0u64;
+    if contenders.contains(&Contender::Gocryptfs) {
+        // It adds 32 bytes to each block of 4096, and some files of its own.
+        more = more.saturating_add(len + len / 128 + (1 << 20));
+    }
+    let mut ours = contenders.iter().filter_map(|it| it.ours());
+    if ours.any(|server| server.image == Image::Sectors4096) {
+        more = more.saturating_add(LUKS2_DATA_BYTES + len);
+    }
     (2 * len).saturating_add(HEADER_BYTES).saturating_add(more)
 }
 
@@ -124,6 +134,8 @@ pub type Filling<'a> = &'a dyn Fn(u64, u64);
 pub struct Service<'a> {
     /// The command `ucrypt`.
     pub ucrypt: &'a Path,
+    /// Another build of it, to compare with.
+    pub before: Option<&'a Path>,
     /// They are on a disk: whoever can, goes past the page cache.
     pub direct: bool,
     /// What makes the load.
@@ -138,6 +150,7 @@ pub struct Service<'a> {
 pub struct Images {
     dir: TempDir,
     ucrypt: PathBuf,
+    before: Option<PathBuf>,
     len: u64,
     direct: bool,
     generator: Generator,
@@ -184,14 +197,14 @@ impl Images {
         service: Service<'_>,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        crate::target::room(parent, bytes_of_images(len, false), service.remedy)?;
+        crate::target::room(parent, bytes_of_images(len, &[]), service.remedy)?;
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
-        let Service { ucrypt, direct, generator, left, .. } = service;
-        let (ucrypt, left) = (ucrypt.into(), left.clone());
-        let images = Self { dir, ucrypt, len, direct, generator, left };
+        let Service { ucrypt, before, direct, generator, left, .. } = service;
+        let (ucrypt, before, left) = (ucrypt.into(), before.map(Into::into), left.clone());
+        let images = Self { dir, ucrypt, before, len, direct, generator, left };
         fs::write(images.path("passphrase"), "the passphrase of scratch images")?;
         File::create(images.path("luks.img"))?.set_len(len + HEADER_BYTES)?;
-        let mut format = images.program();
+        let mut format = program(&images.ucrypt);
         format
             .args(["luksFormat", "-q", "--type", "luks1", "--cipher", "aes-xts-plain64"])
             .args(["--key-size", "512", "--hash", "sha256", "--pbkdf-force-iterations", "1000"])
@@ -215,9 +228,44 @@ impl Images {
         Ok(images)
     }
 
-    /// The command `ucrypt`.
-    fn program(&self) -> Command {
-        program(&self.ucrypt)
+    /// The build that a server of ours is of.
+    fn build(&self, build: Build) -> io::Result<&Path> {
+        let before = || io::Error::other("no other build was named (--before)");
+        match build {
+            Build::This => Ok(&self.ucrypt),
+            Build::Before => self.before.as_deref().ok_or_else(before),
+        }
+    }
+
+    /// An image that a server of ours takes. That with sectors of 4096 bytes is made for the first of them.
+    fn image(&self, image: Image, stop: &AtomicBool) -> io::Result<PathBuf> {
+        let path = match image {
+            Image::Plain => return Ok(self.path("raw.img")),
+            Image::Sectors512 => return Ok(self.path("luks.img")),
+            Image::Sectors4096 => self.path("luks2.img"),
+        };
+        if fs::metadata(&path).is_ok() {
+            return Ok(path);
+        }
+        let bytes = LUKS2_DATA_BYTES + self.len;
+        crate::target::room(self.dir.path(), bytes, "use a smaller --size")?;
+        // Under its own name when it is whole.
+        let unfinished = self.path("luks2.img.new");
+        File::create(&unfinished)?.set_len(bytes)?;
+        let mut format = program(&self.ucrypt);
+        format
+            .args(["luksFormat", "-q", "--type", "luks2", "--cipher", "aes-xts-plain64"])
+            .args(["--key-size", "512", "--sector-size", "4096", "--pbkdf", "pbkdf2"])
+            .args(["--pbkdf-force-iterations", "1000", "--offset"])
+            .arg((LUKS2_DATA_BYTES / 512).to_string())
+            .arg("--key-file")
+            .arg(self.path("passphrase"))
+            .arg(&unfinished);
+        process::run(&mut format, self.dir.path(), START_LIMIT, stop)?;
+        let file = File::options().read(true).write(true).open(&unfinished)?;
+        self.fill(&file, LUKS2_DATA_BYTES, (stop, &|_, _| {}))?;
+        fs::rename(unfinished, &path)?;
+        Ok(path)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -259,7 +307,9 @@ impl Images {
             return mounted::run(self, contender, load, stop);
         }
         let served = self.serve(contender, stop)?;
-        let server = served.own.server;
+        let (server, timed) = (served.own.server, load.times);
+        // Measured once, before the watch begins.
+        let startup_s = if self.generator == Generator::Fio { fio::startup_s() } else { None };
         let watch = Watch::start(served.own.clone());
         let sample = match self.generator {
             Generator::Fio => fio::run(&served.address, load, (self.dir.path(), server), stop)?,
@@ -273,7 +323,12 @@ impl Images {
         } else {
             sample.load
         };
-        Ok(Sample { disturbance: watch.end(), load, ..sample })
+        let processor = startup_s.and_then(|startup_s| {
+            // Nothing is counted before the ramp is over, but it takes time like the rest.
+            let ramp = timed.ramp.as_secs_f64() / timed.measured.as_secs_f64().max(1e-9);
+            watch.processor(sample.requests as f64 * (1.0 + ramp), startup_s)
+        });
+        Ok(Sample { disturbance: watch.end(), processor, load, ..sample })
     }
 
     /// Starts a contender.
@@ -286,8 +341,10 @@ impl Images {
             return self.attach(contender, stop);
         }
         let is_dir = contender == Contender::Gocryptfs;
-        let fuse =
-            is_dir || matches!(contender, Contender::UcryptFuse(_) | Contender::QemuStorageDaemon);
+        let ours = contender.ours();
+        let fuse = is_dir
+            || matches!(contender, Contender::QemuStorageDaemon | Contender::Copy(Way::Fuse))
+            || ours.is_some_and(|it| it.way == Way::Fuse);
         let place = self.path(match (is_dir, fuse) {
             (true, _) => "files",
             (_, true) => "served",
@@ -299,12 +356,14 @@ impl Images {
         } else if fuse {
             File::create(&place)?;
         }
-        let mut command = self.command(contender, &place)?;
-        let is_ucrypt = matches!(contender, Contender::UcryptFuse(_) | Contender::UcryptNbd(_));
-        let server = Running::start(&mut command, &self.path("server.log"), is_ucrypt)?;
+        let mut command = match ours {
+            Some(server) => self.server(server, &place, stop)?,
+            None => self.command(contender, &place)?,
+        };
+        let server = Running::start(&mut command, &self.path("server.log"), ours.is_some())?;
         let pid = Some(server.pid());
-        let ready = match (is_ucrypt, is_dir, fuse) {
-            (true, ..) => Ready::Says,
+        let ready = match (ours, is_dir, fuse) {
+            (Some(_), ..) => Ready::Says,
             (_, true, _) => Ready::Mounts,
             (.., true) => Ready::Grows(self.len),
             _ => Ready::Listens,
@@ -355,14 +414,6 @@ impl Images {
         let qemu = |path: &Path| path.display().to_string().replace(',', ",,");
         let (qemu_luks, qemu_key) = (qemu(&luks), qemu(&key));
         let words = match contender {
-            Contender::UcryptFuse(policy) => {
-                return Ok(self.ucrypt(&["serve", "--fuse", &place.display().to_string()], policy));
-            }
-            Contender::UcryptNbd(policy) => {
-                return Ok(
-                    self.ucrypt(&["serve", "--nbd", &format!("unix:{}", place.display())], policy)
-                );
-            }
             Contender::QemuStorageDaemon => {
                 let direct = if self.direct { ",cache.direct=on,aio=native" } else { "" };
                 vec![
@@ -395,6 +446,7 @@ impl Images {
                     format!("--socket={}", place.display()),
                 ]
             }
+            Contender::Copy(way) => return Ok(self.copying(way, place)),
             Contender::Nbdkit => {
                 let mut words: Vec<String> =
                     ["nbdkit", "--foreground", "--exit-with-parent", "--unix"]
@@ -429,15 +481,41 @@ impl Images {
         Ok(command)
     }
 
-    /// `ucrypt` on the LUKS image.
-    fn ucrypt(&self, words: &[&str], policy: PolicyKind) -> Command {
-        let mut command = self.program();
-        command.args(&words[..1]).arg(self.path("luks.img")).args(&words[1..]);
-        command.arg("--key-file").arg(self.path("passphrase"));
-        command.args(["--dispatch", policy.name()]);
+    /// An action of ucrypt on the image of a server.
+    fn ucrypt(&self, action: &str, server: Server, stop: &AtomicBool) -> io::Result<Command> {
+        let mut command = program(self.build(server.build)?);
+        command.arg(action).arg(self.image(server.image, stop)?);
+        if server.image == Image::Plain {
+            command.args(["--cipher", "none"]);
+        } else {
+            command.arg("--key-file").arg(self.path("passphrase"));
+        }
+        command.args(["--dispatch", server.policy.name()]);
         if self.direct {
             command.arg("--direct");
         }
+        Ok(command)
+    }
+
+    /// A server of ours that is no device.
+    fn server(&self, server: Server, place: &Path, stop: &AtomicBool) -> io::Result<Command> {
+        let mut command = self.ucrypt("serve", server, stop)?;
+        if server.way == Way::Fuse {
+            command.arg("--fuse").arg(place);
+            if let Some(transport) = server.transport {
+                command.arg(format!("--fuse-transport={transport}"));
+            }
+        } else {
+            command.arg("--nbd").arg(format!("unix:{}", place.display()));
+        }
+        Ok(command)
+    }
+
+    /// A server that only copies.
+    fn copying(&self, way: Way, place: &Path) -> Command {
+        let mut command = program(&self.ucrypt);
+        command.args(["lab", "copy", if way == Way::Nbd { "nbd" } else { "fuse" }]);
+        command.arg(self.path("raw.img")).arg(place);
         command
     }
 
@@ -455,54 +533,69 @@ impl Images {
         raw: PathBuf,
         stop: &AtomicBool,
     ) -> io::Result<(PathBuf, Own, End)> {
-        let dir = self.dir.path();
-        let left = self.left.clone();
         if contender.is_dm_crypt() {
             return self.mapped(contender == Contender::DmCryptInline, stop);
         }
-        if contender == Contender::Loop {
-            let mut losetup = process::program("losetup");
-            losetup.args(["--find", "--show"]);
-            if self.direct {
-                losetup.arg("--direct-io=on");
-            }
-            losetup.arg(&raw);
-            let end = End::Losetup { image: raw, dir: dir.into(), left };
-            let said = process::output(&mut losetup, dir, START_LIMIT, &TO_THE_END)?;
-            if stop.load(Ordering::Relaxed) {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
-            }
-            let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
-            let name = loop_name(&device)?;
-            if self.direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
-                return Err(io::Error::other(format!(
-                    "the kernel gives {name} no direct I/O on {}: it would measure the page cache",
-                    dir.display()
-                )));
-            }
-            return Ok((device, Own { loop_device: Some(name), ..Own::default() }, end));
+        if contender == Contender::Copy(Way::Loop) {
+            let place = self.path("served");
+            File::create(&place)?;
+            let mut command = self.copying(Way::Fuse, &place);
+            let server = Running::start(&mut command, &self.path("server.log"), false)?;
+            let pid = server.pid();
+            let served = started(server, (&place, true), Ready::Grows(self.len), stop)?;
+            let below = Some(Box::new(End::Server(served)));
+            let (device, own, end) = self.looped(place, below, stop)?;
+            return Ok((device, Own { server: Some(pid), ..own }, end));
         }
+        if contender == Contender::Loop {
+            return self.looped(raw, None, stop);
+        }
+        let (dir, left) = (self.dir.path(), self.left.clone());
         // The name of a device is the whole machine's.
         let unique = dir.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let mut open = if let Contender::UcryptLoop(policy) = contender {
-            self.ucrypt(&["open", "--as", "loop"], policy)
-        } else {
-            let mut command = self.program();
-            command.arg("open").arg(raw).args(["--as", "loop", "--cipher", "none"]);
-            if self.direct {
-                command.arg("--direct");
-            }
-            command
+        let Some(server) = contender.ours() else {
+            return Err(io::Error::other(format!("{contender} is no device")));
         };
-        open.arg(&unique).env("XDG_RUNTIME_DIR", dir);
-        let ucrypt = self.ucrypt.clone();
+        let mut open = self.ucrypt("open", server, stop)?;
+        open.arg(&unique).args(["--as", server.way.name()]).env("XDG_RUNTIME_DIR", dir);
+        let ucrypt = self.build(server.build)?.to_owned();
         // If this fails half-way, dropping `end` closes what is open.
         let end = End::Ucrypt { ucrypt, name: unique.clone(), runtime: dir.into(), left };
         let said = process::output(&mut open, dir, START_LIMIT, stop)?;
         let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
-        let loop_device = Some(loop_name(&device)?);
+        let loop_device = if server.way == Way::Loop { Some(loop_name(&device)?) } else { None };
         let own = Own { server: server_of(&unique), loop_device, mapped: None };
         Ok((device, own, end))
+    }
+
+    /// Attaches the kernel's loop device to a file.
+    fn looped(
+        &self,
+        raw: PathBuf,
+        below: Option<Box<End>>,
+        stop: &AtomicBool,
+    ) -> io::Result<(PathBuf, Own, End)> {
+        let (dir, left) = (self.dir.path(), self.left.clone());
+        let mut losetup = process::program("losetup");
+        losetup.args(["--find", "--show"]);
+        if self.direct {
+            losetup.arg("--direct-io=on");
+        }
+        losetup.arg(&raw);
+        let end = End::Losetup { image: raw, dir: dir.into(), left, _below: below };
+        let said = process::output(&mut losetup, dir, START_LIMIT, &TO_THE_END)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
+        }
+        let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
+        let name = loop_name(&device)?;
+        if self.direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
+            return Err(io::Error::other(format!(
+                "the kernel gives {name} no direct I/O on {}: it would measure the page cache",
+                dir.display()
+            )));
+        }
+        Ok((device, Own { loop_device: Some(name), ..Own::default() }, end))
     }
 
     /// Opens the LUKS image by the kernel's dm-crypt, over a loop device.
@@ -671,10 +764,10 @@ fn started(
     (place, fuse): (&Path, bool),
     ready: Ready,
     stop: &AtomicBool,
-) -> io::Result<Server> {
+) -> io::Result<Serving> {
     let stdout = server.stdout();
     let pid = Some(server.pid());
-    let mut served = Server { process: Some(server), place: place.into(), fuse };
+    let mut served = Serving { process: Some(server), place: place.into(), fuse };
     // The line comes on a pipe that a thread reads.
     let (said, hears) = std::sync::mpsc::channel();
     let reader = stdout.map(|mut stdout| {
@@ -701,37 +794,6 @@ fn started(
     // The question itself waits if the server hangs with its file system mounted.
     process::guarded(pid, START_LIMIT, stop, || process::wait_until(START_LIMIT, stop, is_ready))?;
     Ok(served)
-}
-
-/// The ways on which ucrypt serves a volume to programs, as `open --as` names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Way {
-    /// A file.
-    Fuse,
-    /// A Unix socket.
-    Nbd,
-    /// The kernel's loop device over a file.
-    Loop,
-    /// A device of ublk.
-    Ublk,
-}
-
-impl Way {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fuse => "fuse",
-            Self::Nbd => "nbd",
-            Self::Loop => "loop",
-            Self::Ublk => "ublk",
-        }
-    }
-
-    /// The way of that name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        [Self::Fuse, Self::Nbd, Self::Loop, Self::Ublk].into_iter().find(|way| way.name() == name)
-    }
 }
 
 /// An image served by ucrypt on one of its ways. Dropping it ends it.
@@ -814,11 +876,13 @@ fn place(address: &Address, len: u64, read_only: bool) -> io::Result<Place> {
 /// How a contender ends.
 enum End {
     Nothing,
-    Server(#[expect(dead_code, reason = "dropped")] Server),
+    Server(#[expect(dead_code, reason = "dropped")] Serving),
+    /// What is below ends after it.
     Losetup {
         image: PathBuf,
         dir: PathBuf,
         left: Left,
+        _below: Option<Box<End>>,
     },
     Ucrypt {
         ucrypt: PathBuf,
@@ -902,7 +966,7 @@ impl Drop for End {
                     );
                 }
             }
-            Self::Losetup { image, dir, left } => {
+            Self::Losetup { image, dir, left, .. } => {
                 // A device in use is detached when its last user has gone.
                 let detach = || {
                     for device in loops_over(image) {
@@ -945,13 +1009,13 @@ impl Drop for End {
 }
 
 /// A server process, and what it leaves behind if it is killed.
-struct Server {
+struct Serving {
     process: Option<Running>,
     place: PathBuf,
     fuse: bool,
 }
 
-impl Drop for Server {
+impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.process.take());
         if self.fuse && is_mounted(&self.place) {
@@ -1007,7 +1071,7 @@ mod tests {
         let dir = tempfile::Builder::new().tempdir_in(parent).expect("a directory");
         let ucrypt = PathBuf::from("ucrypt");
         let (generator, left) = (Generator::BuiltIn, Left::default());
-        Images { dir, ucrypt, len: 1 << 20, direct: true, generator, left }
+        Images { dir, ucrypt, before: None, len: 1 << 20, direct: true, generator, left }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::analysis::{OF_RAW_MIN, Rounds, Spread, base_of, ratio, ratio_of, spee
 use crate::catalogue::{Cell, Description, Method};
 use crate::certainty::{chance, threshold};
 use crate::contender::Contender;
+use crate::ours::{Build, Server};
 use crate::sample::Sample;
 
 /// A cell in which ucrypt is worse than something else.
@@ -81,22 +82,26 @@ const MEAN: &str = "mean latency";
 
 /// The least ratio that adaptive dispatch or a served volume of ours should have; `None` if the two are
 /// not compared. Adaptive dispatch is measured by the base and by every fixed policy in its place, a
-/// served volume by its image and by the programs of others, too.
+/// served volume by its image, by the programs of others and by another build, too.
 fn least(ours: Contender, other: Contender, method: Method) -> Option<f64> {
-    use Contender::{Ucrypt, UcryptFuse, UcryptLoop, UcryptLoopExt4, UcryptNbd};
+    use Contender::{Ours, Ucrypt, UcryptLoopExt4};
     use PolicyKind::{Adaptive, Fixed};
 
     let is_same_place = match (ours, other) {
         (UcryptLoopExt4, _) => return (other == base_of(ours, method)).then_some(OF_RAW_MIN),
         (Ucrypt(Adaptive), _) if other.is_peer() => return None,
-        (Ucrypt(Adaptive), Ucrypt(Fixed(_)))
-        | (UcryptFuse(Adaptive), UcryptFuse(Fixed(_)))
-        | (UcryptNbd(Adaptive), UcryptNbd(Fixed(_)))
-        | (UcryptLoop(Adaptive), UcryptLoop(Fixed(_))) => true,
-        (
-            Ucrypt(Adaptive) | UcryptFuse(Adaptive) | UcryptNbd(Adaptive) | UcryptLoop(Adaptive),
-            _,
-        ) => false,
+        (Ucrypt(Adaptive), Ucrypt(Fixed(_))) => true,
+        (Ucrypt(Adaptive), _) => false,
+        (Ours(server), Ours(another)) if server.is_usual() => {
+            let is_before = another == Server { build: Build::Before, ..server };
+            is_before || matches!(another.policy, Fixed(_)) && server.is_like(&another)
+        }
+        (Ours(server), _) => {
+            if !server.is_usual() {
+                return None;
+            }
+            false
+        }
         _ => return None,
     };
     if other == base_of(ours, method) {

@@ -42,8 +42,35 @@ pub struct Settings {
     pub added_on_zero: bool,
     /// The load on served contenders.
     pub generator: Generator,
+    /// Another build of ucrypt, the contenders `before-…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<OtherBuild>,
     /// The command line that asked for it.
     pub command: String,
+}
+
+/// Another build of ucrypt, to compare with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherBuild {
+    /// The path of its command, from the root.
+    pub command: PathBuf,
+    /// What it says of itself.
+    pub version: String,
+}
+
+impl OtherBuild {
+    /// The build at a path.
+    ///
+    /// # Errors
+    /// If there is none, or it is none of ucrypt, with the path.
+    pub fn at(command: &Path) -> Result<Self, String> {
+        let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", command.display());
+        let path = fs::canonicalize(command).map_err(|error| wrong(&error))?;
+        let said = first_line(std::process::Command::new(&path).arg("--version"));
+        let said = said.filter(|said| said.starts_with("ucrypt "));
+        let version = said.ok_or_else(|| wrong(&"this is no build of ucrypt"))?;
+        Ok(Self { command: path, version })
+    }
 }
 
 /// Most rounds, and longest measurement in milliseconds.
@@ -478,6 +505,7 @@ mod tests {
             len: 1 << 24,
             time_ms: 10,
             added_on_zero: false,
+            before: None,
             generator: Generator::BuiltIn,
             command: "ucrypt lab run".into(),
         };

@@ -227,7 +227,7 @@ fn published_at(line: &Line<'_>) -> Vec<(String, String)> {
     published(line.cell, line.of, line.experiment.description.method)
 }
 
-const FIELDS: [Field; 49] = [
+const FIELDS: [Field; 53] = [
     ("experiment", |it| it.experiment.name.into()),
     ("cell", |it| it.cell.cell.name.clone()),
     ("block_bytes", |it| it.cell.cell.block_bytes.to_string()),
@@ -259,6 +259,10 @@ const FIELDS: [Field; 49] = [
     ("added_us", |it| median(it.of.added_us)),
     ("added_us_low", |it| exact(it.of.added_us.map(|added| added.low))),
     ("added_us_high", |it| exact(it.of.added_us.map(|added| added.high))),
+    ("processor_us", |it| median(it.of.processor_us)),
+    ("processor_client_us", |it| exact(it.of.processor.map(|it| it.client_us))),
+    ("processor_server_us", |it| exact(it.of.processor.map(|it| it.server_us))),
+    ("processor_rest_us", |it| exact(it.of.processor.map(|it| it.rest_us))),
     ("seconds", |it| it.of.seconds.median.to_string()),
     ("seconds_low", |it| it.of.seconds.low.to_string()),
     ("seconds_high", |it| it.of.seconds.high.to_string()),

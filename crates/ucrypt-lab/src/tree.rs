@@ -83,7 +83,7 @@ const FILE_BYTES: u64 = 12 << 10;
 /// Bytes that the images and the archive take. The files of the archive are beside it until it is made.
 pub(crate) fn bytes(scale: Scale) -> u64 {
     let (files, len) = size(scale);
-    bytes_of_images(len, false) + 2 * u64::from(files) * FILE_BYTES
+    bytes_of_images(len, &[]) + 2 * u64::from(files) * FILE_BYTES
 }
 
 /// The archive and the images.
@@ -96,7 +96,7 @@ pub(crate) struct Trees {
 impl Trees {
     pub(crate) fn new(
         scale: Scale,
-        (ucrypt, left): (&Path, &Left),
+        ((ucrypt, before), left): ((&Path, Option<&Path>), &Left),
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
         let (files, len) = size(scale);
@@ -106,7 +106,7 @@ impl Trees {
         };
         let memory = Path::new(MEMORY);
         let generator = Generator::BuiltIn;
-        let service = Service { ucrypt, direct: false, generator, left, remedy };
+        let service = Service { ucrypt, before, direct: false, generator, left, remedy };
         let images = Images::make(memory, len, service, (stop, progress))?;
         let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
         make_archive(archive.path(), files, stop)?;

@@ -1,6 +1,7 @@
 //! `lab`: the published measurements of dm-crypt, repeated on this machine.
 
 mod advise;
+mod copy;
 mod list;
 mod report;
 mod run;
@@ -25,6 +26,9 @@ enum Action {
     Sim(sim::SimArgs),
     /// Say what one volume loses, where, what to change, and what that gains; nothing is written to it
     Advise(Box<advise::AdviseArgs>),
+    /// Serve an image by doing nothing but copying, for a run's ceilings
+    #[command(hide = true)]
+    Copy(copy::CopyArgs),
     /// Make a page of a run
     Report(report::ReportArgs),
 }
@@ -36,6 +40,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         Action::Run(args) => run::run(args),
         Action::Sim(args) => sim::run(args),
         Action::Advise(args) => advise::run(args),
+        Action::Copy(args) => copy::run(args),
         Action::Report(args) => report::run(args),
     }
 }

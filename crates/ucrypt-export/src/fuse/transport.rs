@@ -5,7 +5,7 @@ use std::fs;
 use std::str::FromStr;
 
 /// How requests arrive from the kernel and answers return.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// By io_uring (Linux 6.14 with the parameter `enable_uring` of the module `fuse`).
     Ring,

@@ -17,8 +17,9 @@ use crate::Pattern;
 use crate::analysis::Spread;
 use crate::catalogue::Cell;
 use crate::load::{self, INTERRUPTED, Load, Place, Times};
+use crate::ours::Way;
 use crate::sample::{Own, Sample, Watch};
-use crate::served::{Exported, Left, Way};
+use crate::served::{Exported, Left};
 use crate::shell;
 
 /// The format whose volumes can be changed in place.

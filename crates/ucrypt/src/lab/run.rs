@@ -13,7 +13,7 @@ use ucrypt_lab::contender::{self, Contender};
 use ucrypt_lab::held::Held;
 use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
-use ucrypt_lab::store::{About, Machine, Settings, Store};
+use ucrypt_lab::store::{About, Machine, OtherBuild, Settings, Store};
 use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
 use ucrypt_lab::{dd, shell, text};
 
@@ -27,9 +27,14 @@ use crate::terminal::Terminal;
 
 /// Arguments of `lab run`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Contenders: raw, ucrypt, null, memory, file, ucrypt-fuse, ucrypt-nbd, \
-    ucrypt-loop, ucrypt-none, loop, qemu-storage-daemon, qemu-nbd, nbdkit, dm-crypt, \
-    dm-crypt-inline, gocryptfs, loop-ext4, ucrypt-loop-ext4. Those of ucrypt take a dispatch policy, as in ucrypt:unbound.")]
+#[command(
+    after_help = "Contenders: raw, ucrypt, null, memory, file, loop, qemu-storage-daemon, qemu-nbd, \
+    nbdkit, dm-crypt, dm-crypt-inline, gocryptfs, loop-ext4, ucrypt-loop-ext4, copy-fuse, copy-nbd, \
+    copy-loop (servers that only copy), and ucrypt's servers: \
+    ucrypt-fuse, ucrypt-nbd, ucrypt-loop, ucrypt-ublk, each also with -4096 (sectors of 4096 bytes) or -none (no \
+    cipher) behind it, files with -classic or -io_uring (how requests come), and with before- instead of ucrypt- for \
+    the build that --before names. Those of ucrypt take a dispatch policy, as in ucrypt:unbound."
+)]
 pub(crate) struct RunArgs {
     /// The experiments; `ucrypt lab list` shows them [default: all]
     #[arg(value_name = "EXPERIMENT")]
@@ -57,6 +62,9 @@ pub(crate) struct RunArgs {
     /// is installed]
     #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = generator)]
     load: Option<Generator>,
+    /// Another build of ucrypt, for the contenders before-fuse, before-nbd, before-loop
+    #[arg(long, value_name = "COMMAND", conflicts_with = "resume")]
+    before: Option<PathBuf>,
     /// Keep the results in this directory
     #[arg(
         long,
@@ -105,6 +113,7 @@ pub(super) fn defaults(experiments: Vec<String>, scale: Scale) -> Settings {
         time_ms,
         added_on_zero: false,
         generator: runner::generator(),
+        before: None,
         command: String::new(),
     }
 }
@@ -174,6 +183,10 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     if let Some(list) = &args.against {
         settings.against = Some(contender::list(list).map_err(Failure::wrong)?);
     }
+    if let Some(before) = &args.before {
+        let wrong = |why| Failure::wrong(format!("--before {why}"));
+        settings.before = Some(OtherBuild::at(before).map_err(wrong)?);
+    }
     settings.rounds = args.rounds.unwrap_or(settings.rounds);
     settings.time_ms = args.time.unwrap_or(settings.time_ms);
     settings.generator = args.load.unwrap_or(settings.generator);
@@ -238,6 +251,17 @@ fn resumed(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failur
             "{}: {difference}; figures of both do not compare, begin another run",
             dir.display()
         )));
+    }
+    if let Some(before) = &about.settings.before {
+        let now = OtherBuild::at(&before.command).map_err(Failure::device)?;
+        if now != *before {
+            return Err(Failure::wrong(format!(
+                "{} is {} now, and was {} when the run began; begin another run",
+                before.command.display(),
+                now.version,
+                before.version
+            )));
+        }
     }
     let on = &about.settings.on;
     let len = on.check(about.settings.len).map_err(failure)?;

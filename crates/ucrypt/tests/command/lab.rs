@@ -31,7 +31,7 @@ fn the_list_names_every_experiment_with_its_question_and_its_time() {
     let json = run(&mut scratch.ucrypt(&["lab", "list", "--json"]), b"").passes();
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     let all = json.as_array().expect("a list");
-    assert_eq!(all.len(), 10);
+    assert_eq!(all.len(), 11);
     for experiment in all {
         let name = experiment["name"].as_str().expect("a name");
         assert!(text.contains(&format!("{name}\n")), "{name}");
@@ -508,7 +508,8 @@ fn file_systems_are_measured_on_every_device_and_what_is_no_device_is_named() {
     let scratch = Scratch::new();
     let out = scratch.path("out");
     let mut lab = scratch.ucrypt(&["lab", "run", "kernel-tree", "--quick", "--rounds", "1"]);
-    lab.args(["--against", "raw,ucrypt-none,ucrypt-loop,ucrypt-loop:inline", "--out"]).arg(&out);
+    lab.args(["--against", "raw,ucrypt-loop-none,ucrypt-loop,ucrypt-loop:inline", "--out"])
+        .arg(&out);
     run(&mut lab, b"").passes();
     assert!(about(&out)["left_out"].to_string().contains("block devices"));
     let results = lines(&out.join("results.jsonl"));
@@ -516,7 +517,7 @@ fn file_systems_are_measured_on_every_device_and_what_is_no_device_is_named() {
     // What they are compared with is measured, too.
     assert_eq!(
         names.into_iter().collect::<Vec<_>>(),
-        ["loop", "ucrypt-loop", "ucrypt-loop:inline", "ucrypt-none"]
+        ["loop", "ucrypt-loop", "ucrypt-loop-none", "ucrypt-loop:inline"]
     );
     for result in &results {
         assert!(result["sample"]["seconds"].as_f64() > Some(0.0), "{result}");

@@ -28,6 +28,7 @@ mod image;
 mod installed;
 mod lab;
 mod lab_advise;
+mod lab_exports;
 mod lab_page;
 mod lab_targets;
 mod lifecycle;
