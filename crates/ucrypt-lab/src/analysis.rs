@@ -11,7 +11,6 @@ use ucrypt_engine::PolicyKind;
 use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
-use crate::modes::modes;
 use crate::ours::{Image, Server, Way};
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Processor, Sample};
@@ -19,6 +18,7 @@ use crate::short::{Found, Short, Shortfall};
 use crate::store::{About, Kept, Record};
 use crate::target::Target;
 use crate::tree::MEMORY;
+use crate::verdict;
 
 /// A median and its quartiles.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -363,7 +363,7 @@ fn one(
         return None;
     }
     notes.extend(without_p99(&cells));
-    let verdict = verdict(description, &cells);
+    let verdict = verdict::of(description, &cells);
     let on = match description.method {
         Method::Tree => format!("loop devices over images in {MEMORY}"),
         Method::Drives => "virtual time, on a model of a machine".into(),
@@ -511,145 +511,6 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
 /// The figure of a contender in a cell.
 pub(crate) fn find(cell: &CellFigures, contender: Contender) -> Option<&Figure> {
     cell.figures.iter().find(|figure| figure.contender == contender)
-}
-
-const ADAPTIVE: Contender = Contender::Ucrypt(PolicyKind::Adaptive);
-
-fn verdict(description: &Description, cells: &[CellFigures]) -> String {
-    let ratios: Vec<(&str, f64)> = cells
-        .iter()
-        .filter_map(|cell| Some((cell.cell.name.as_str(), find(cell, ADAPTIVE)?.ratio?.median)))
-        .collect();
-    let worst = ratios.iter().min_by(|a, b| a.1.total_cmp(&b.1));
-    let none = || match cells {
-        [] => "Nothing was measured.".to_owned(),
-        _ => "Adaptive dispatch took no part, or was not compared.".to_owned(),
-    };
-    match description.method {
-        Method::Load => {
-            let Some((at, least)) = worst else { return none() };
-            let middle = Spread::of(ratios.iter().map(|(_, ratio)| *ratio)).unwrap_or_default();
-            format!(
-                "Adaptive reaches {:.2} of raw (median of {} cells), at worst {least:.2} ({at}). {}",
-                middle.median,
-                ratios.len(),
-                against_fixed(cells)
-            )
-        }
-        Method::Added => {
-            let added: Vec<(f64, String)> = cells
-                .iter()
-                .filter_map(|cell| {
-                    let added = find(cell, ADAPTIVE)?.added_us?.median;
-                    let size = crate::catalogue::size_name(cell.cell.block_bytes);
-                    Some((added, format!("{added:.1} µs at {size}")))
-                })
-                .collect();
-            if added.is_empty() {
-                return none();
-            }
-            let nothing = added.iter().any(|(us, _)| *us <= 0.0);
-            let nothing = if nothing {
-                " Where that is not above 0, raw takes as long or longer."
-            } else {
-                ""
-            };
-            let all: Vec<_> = added.into_iter().map(|(_, text)| text).collect();
-            format!("Adaptive adds {}.{nothing}", all.join(", "))
-        }
-        Method::Slices => {
-            let seen: Vec<String> = cells
-                .iter()
-                .flat_map(|cell| &cell.figures)
-                .filter(|figure| matches!(figure.contender, Contender::Ucrypt(_)))
-                .map(|figure| {
-                    let modes = modes(&figure.slices_mb_s);
-                    let places: Vec<_> = modes.iter().map(|mode| format!("{mode:.0}")).collect();
-                    match places.len() {
-                        0 => format!("{}: too few slices to tell", figure.contender),
-                        1 => format!("{}: one mode at {} MB/s", figure.contender, places[0]),
-                        n => format!(
-                            "{}: {n} modes, at {} MB/s",
-                            figure.contender,
-                            places.join(", ")
-                        ),
-                    }
-                })
-                .collect();
-            if seen.is_empty() { none() } else { format!("{}.", seen.join("; ")) }
-        }
-        Method::Order => {
-            let seen: Vec<String> = cells
-                .iter()
-                .take(1)
-                .flat_map(|cell| &cell.figures)
-                .filter_map(|figure| {
-                    let order = figure.order?;
-                    let share = order.continued_share() * 100.0;
-                    Some(format!("{} {share:.0} %", figure.contender))
-                })
-                .collect();
-            if seen.is_empty() {
-                none()
-            } else {
-                format!("Writes that continue the one before: {}.", seen.join(", "))
-            }
-        }
-        Method::Tree => tree_verdict(cells).unwrap_or_else(none),
-        Method::Drives => {
-            let seen: Vec<String> = cells
-                .iter()
-                .filter_map(|cell| {
-                    let figure = find(cell, ADAPTIVE)?;
-                    Some(format!("{}: {:.1} GB/s", cell.cell.name, figure.mb_s.median / 1000.0))
-                })
-                .collect();
-            if seen.is_empty() {
-                none()
-            } else {
-                format!("Adaptive, in virtual time: {}. {}", seen.join("; "), against_fixed(cells))
-            }
-        }
-    }
-}
-
-/// What encryption costs file systems; `None` if ours did not run on any.
-fn tree_verdict(cells: &[CellFigures]) -> Option<String> {
-    let ours = Contender::Ours(Server::new(Way::Loop));
-    let times = |ratio: Spread| 1.0 / ratio.median.max(1e-9);
-    let of_cell = |cell: &CellFigures| {
-        let figure = find(cell, ours)?;
-        let cipher = figure.of_none.map_or_else(String::new, |ratio| {
-            format!(" ({:.2} by the cipher alone)", times(ratio))
-        });
-        let kernel = find(cell, Contender::DmCrypt).and_then(|it| it.ratio);
-        let kernel = kernel.map_or_else(String::new, |ratio| {
-            format!(" (the kernel's dm-crypt {:.2})", times(ratio))
-        });
-        Some(format!("{} {:.2}{cipher}{kernel}", cell.cell.name, times(figure.ratio?)))
-    };
-    let seen: Vec<String> = cells.iter().filter_map(of_cell).collect();
-    let seen = (!seen.is_empty()).then(|| seen.join(", "))?;
-    Some(format!("Run time over that on the kernel's loop device, not encrypted: {seen}."))
-}
-
-/// In how many cells adaptive is as fast as the fastest fixed policy of that cell.
-fn against_fixed(cells: &[CellFigures]) -> String {
-    let (mut all, mut good) = (0, 0);
-    for cell in cells {
-        let fixed = cell
-            .figures
-            .iter()
-            .filter(|figure| matches!(figure.contender, Contender::Ucrypt(PolicyKind::Fixed(_))));
-        let best = fixed.map(|figure| figure.mb_s.median).fold(0.0, f64::max);
-        let Some(ours) = find(cell, ADAPTIVE).filter(|_| best > 0.0) else { continue };
-        all += 1;
-        good += u32::from(ours.mb_s.median >= OF_RAW_MIN * best);
-    }
-    if all == 0 {
-        return String::new();
-    }
-    format!("It is within 3 % of the best fixed policy, or better, in {good} of {all} cells.")
 }
 
 #[cfg(test)]
@@ -839,6 +700,36 @@ mod tests {
         let rounds = (0..).zip(&samples).collect();
         let figure = figure(Contender::Loop, &rounds, None).expect("a figure");
         assert_eq!((figure.seconds.median, figure.device.map(|it| it.writes)), (2.0, Some(20)));
+    }
+
+    #[test]
+    fn servers_are_ranked_by_what_they_leave_of_the_image_and_ceilings_are_not() {
+        let speeds = [
+            ("file", 100.0),
+            ("copy-nbd", 95.0),
+            ("ucrypt-nbd-none", 93.0),
+            ("qemu-nbd", 50.0),
+            ("ucrypt-nbd", 90.0),
+            ("before-nbd", 99.0),
+        ];
+        let analysis = of("exports", 3, &speeds);
+        let verdict = &analysis.experiments[0].verdict;
+        assert!(verdict.contains("before-nbd 0.99, ucrypt-nbd 0.90, qemu-nbd 0.50."), "{verdict}");
+        // Ours is compared with the image and with another build of its kind, and not with a ceiling.
+        let others: Vec<_> = analysis
+            .shortfalls
+            .iter()
+            .map(|it| (it.ours.to_string(), it.other.to_string()))
+            .collect();
+        let pair = |other: &str| ("ucrypt-nbd".to_owned(), other.to_owned());
+        assert!(
+            others.contains(&pair("file")) && others.contains(&pair("before-nbd")),
+            "{others:?}"
+        );
+        assert!(
+            others.iter().all(|(ours, other)| ours == "ucrypt-nbd" && other != "copy-nbd"),
+            "{others:?}"
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
 
+use crate::catalogue::Cell;
 use crate::load::{Load, Times};
 use crate::process;
 use crate::runner::is_full;
@@ -143,6 +144,9 @@ fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Co
             .arg(format!("--runtime={}ms", load.times.measured.as_millis().max(1)))
             .arg(format!("--ramp_time={}ms", load.times.ramp.as_millis()));
     }
+    if let Some(bytes) = huge_page_bytes(cell) {
+        fio.arg("--mem=shmhuge").arg(format!("--hugepage-size={bytes}"));
+    }
     match address {
         Address::Path(path) => {
             fio.args(["--allow_file_create=0", &format!("--ioengine={}", engine())]);
@@ -153,6 +157,21 @@ fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Co
         }
     }
     fio
+}
+
+/// Bytes of a huge page, if enough of them are reserved for the buffers of a cell. A block device splits a request
+/// whose pages lie apart, so that its length would depend on the pages that fio happens to get.
+fn huge_page_bytes(cell: &Cell) -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let rest = info.lines().find_map(|line| line.strip_prefix(name))?;
+        rest.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+    };
+    // Not every kernel has them.
+    let page = field("Hugepagesize")?.checked_mul(1024).filter(|bytes| *bytes > 0)?;
+    let buffers = u64::from(cell.depth) * cell.block_bytes;
+    let pages = (buffers.div_ceil(page) + 1) * u64::from(cell.jobs);
+    (field("HugePages_Free")? >= pages).then_some(page)
 }
 
 /// A path as fio's `--filename` takes it, which separates files by colons.
@@ -258,7 +277,6 @@ mod tests {
 
     use super::*;
     use crate::Pattern;
-    use crate::catalogue::Cell;
     use crate::load::Place;
 
     #[test]

@@ -66,6 +66,7 @@ pub mod store;
 pub mod target;
 pub mod text;
 mod tree;
+mod verdict;
 mod window;
 pub mod world;
 
