@@ -119,9 +119,9 @@ book:
 
 bench: build
 	scripts/setup tools
-	bench/run.py --ucrypt target/release/ucrypt
-	bench/unlock.py --ucrypt target/release/ucrypt
-	[ "$$(id -u)" != 0 ] || target/release/ucrypt lab run kernel-tree --out "$$(mktemp -d)/tree"
+	target/release/ucrypt lab run exports kernel-tree --quick --rounds 5 --time 1000 --size 512M \
+	    --out "$$(mktemp -d)/bench"
+	$(CARGO) run --locked --release --package ucrypt-lab --example unlock
 
 bench-ciphers:
 	scripts/setup build peers

@@ -39,7 +39,7 @@ struct Aim {
     /// The server that only copies, where it limits what anybody reaches.
     limit: Option<String>,
     cell: String,
-    aim: f64,
+    wanted: f64,
 }
 
 struct Records<'a>(&'a [Record]);
@@ -80,9 +80,9 @@ fn aims(cells: &[String]) -> Vec<Group> {
     let some = |keep: fn(&str) -> bool| cells.iter().filter(move |cell| keep(cell));
     let deep =
         |cell: &str| cell.starts_with("4k") && (cell.ends_with("qd32") || cell.ends_with("qd128"));
-    let one = |measure, way: &str, base: &str, cell: &str, aim| {
+    let one = |measure, way: &str, base: &str, cell: &str, wanted| {
         let (ours, base, cell) = (format!("ucrypt-{way}"), base.to_owned(), cell.to_owned());
-        Aim { measure, ours, base, limit: Some(format!("copy-{way}")), cell, aim }
+        Aim { measure, ours, base, limit: Some(format!("copy-{way}")), cell, wanted }
     };
     let lone = "4k randread qd1";
     let every = |base: fn(&str) -> String, keep: fn(&str) -> bool, measure: Measure, aim: f64| {
@@ -160,7 +160,8 @@ fn print(title: &str, records: &Records<'_>, groups: &[Group]) {
             let limit =
                 limit.and_then(|limit| records.spread((aim.measure, limit, &aim.base), &aim.cell));
             let is_most = !matches!(aim.measure, Measure::Speed);
-            let meets = |value: f64| if is_most { value <= aim.aim } else { value >= aim.aim };
+            let meets =
+                |value: f64| if is_most { value <= aim.wanted } else { value >= aim.wanted };
             let verdict = if meets(seen.median) {
                 0
             } else if limit.is_some_and(|limit| !meets(limit.median)) {
@@ -179,7 +180,7 @@ fn print(title: &str, records: &Records<'_>, groups: &[Group]) {
                 aim.ours,
                 aim.base,
                 shown(seen),
-                aim.aim,
+                aim.wanted,
                 VERDICTS[verdict]
             ));
         }

@@ -2,7 +2,8 @@
 //!
 //! `ucrypt-WAY` serves a scratch image with sectors of 512 bytes, as peers do. What differs follows:
 //! `-4096` has such sectors, `-none` no cipher, and files take `-classic` or `-io_uring` for how requests
-//! come. `before-` instead of `ucrypt-` is another build.
+//! come. `before-` instead of `ucrypt-` is another build, and
+//! `control-` the same one a second time: what differs between these two is the machine's.
 
 use std::fmt;
 
@@ -10,8 +11,7 @@ use ucrypt_engine::PolicyKind;
 use ucrypt_export::fuse::Transport;
 
 /// The names of all servers, as a pattern.
-pub(crate) const NAMES: &str =
-    "ucrypt-fuse|nbd|loop|ublk[-4096|-none], ucrypt-fuse[…]-classic|-io_uring, before-… (--before)";
+pub(crate) const NAMES: &str = "ucrypt-fuse|nbd|loop|ublk[-4096|-none], ucrypt-fuse[…]-classic|-io_uring, before-…, control-… (--before)";
 
 /// The ways on which ucrypt serves a volume to programs, as `open --as` names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -69,6 +69,8 @@ pub enum Build {
     This,
     /// The one that `--before` names.
     Before,
+    /// The same, a second time.
+    Control,
 }
 
 /// A server of ucrypt.
@@ -110,6 +112,7 @@ impl Server {
         let build = match build {
             "ucrypt" => Build::This,
             "before" => Build::Before,
+            "control" => Build::Control,
             _ => return None,
         };
         let mut words = rest.split('-').peekable();
@@ -151,6 +154,7 @@ impl fmt::Display for Server {
         let build = match self.build {
             Build::This => "ucrypt",
             Build::Before => "before",
+            Build::Control => "control",
         };
         let image = match self.image {
             Image::Sectors512 => "",
@@ -172,7 +176,7 @@ mod tests {
     #[test]
     fn every_server_has_a_name_of_its_own_that_is_read_again() {
         let mut names = std::collections::BTreeSet::new();
-        for build in [Build::This, Build::Before] {
+        for build in [Build::This, Build::Before, Build::Control] {
             for way in Way::ALL {
                 for image in [Image::Sectors512, Image::Sectors4096, Image::Plain] {
                     for transport in [None, Some(Transport::Classic), Some(Transport::Ring)] {

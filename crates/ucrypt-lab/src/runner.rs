@@ -336,7 +336,7 @@ impl Settings {
 
     /// Why a server of ours cannot take part, with the remedy.
     fn no_server(&self, server: Server) -> Option<String> {
-        if server.build == Build::Before && self.before.is_none() {
+        if server.build != Build::This && self.before.is_none() {
             return Some("it is another build of ucrypt; name it by --before COMMAND".into());
         }
         if server.transport == Some(Transport::Ring) && !kernel_has_rings() {

@@ -233,7 +233,7 @@ impl Images {
         let before = || io::Error::other("no other build was named (--before)");
         match build {
             Build::This => Ok(&self.ucrypt),
-            Build::Before => self.before.as_deref().ok_or_else(before),
+            Build::Before | Build::Control => self.before.as_deref().ok_or_else(before),
         }
     }
 

@@ -131,7 +131,7 @@ fn exports(cells: &[CellFigures]) -> String {
     }
     left.sort_by(|a, b| b.0.total_cmp(&a.0));
     let all: Vec<_> = left.iter().map(|(ratio, name)| format!("{name} {ratio:.2}")).collect();
-    let mut said =
+    let said =
         format!("Of the image's speed (median of {} cells): {}.", cells.len(), all.join(", "));
     let lone = cells.iter().find(|cell| cell.cell.depth == 1 && cell.cell.jobs == 1);
     if let Some(lone) = lone {
@@ -142,8 +142,8 @@ fn exports(cells: &[CellFigures]) -> String {
         let all: Vec<_> = lone.figures.iter().filter(with).filter_map(added).collect();
         if !all.is_empty() {
             let name = &lone.cell.name;
-            said += &format!(
-                " To the latency of a lone request ({name}) they add, in µs: {}.",
+            return format!(
+                "{said} To the latency of a lone request ({name}) they add, in µs: {}.",
                 all.join(", ")
             );
         }

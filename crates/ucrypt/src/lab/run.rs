@@ -33,7 +33,7 @@ use crate::terminal::Terminal;
     copy-loop (servers that only copy), and ucrypt's servers: \
     ucrypt-fuse, ucrypt-nbd, ucrypt-loop, ucrypt-ublk, each also with -4096 (sectors of 4096 bytes) or -none (no \
     cipher) behind it, files with -classic or -io_uring (how requests come), and with before- instead of ucrypt- for \
-    the build that --before names. Those of ucrypt take a dispatch policy, as in ucrypt:unbound."
+    the build that --before names (control-: the same once more). Those of ucrypt take a dispatch policy, as in ucrypt:unbound."
 )]
 pub(crate) struct RunArgs {
     /// The experiments; `ucrypt lab list` shows them [default: all]

@@ -45,7 +45,7 @@ fn every_server_of_ours_and_those_that_only_copy_are_measured_and_end() {
         "ucrypt-loop-4096",
         "before-fuse",
         "before-nbd-none",
-        "before-loop",
+        "control-loop",
     ];
     let scratch = Scratch::new();
     let (out, place) = (scratch.path("out"), scratch.path("place"));

@@ -9,7 +9,6 @@
 mod aligned;
 mod bad_headers;
 mod bad_images;
-mod bench;
 mod book;
 mod book_commands;
 mod busy;
