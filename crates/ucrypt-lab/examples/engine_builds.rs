@@ -8,7 +8,6 @@
 
 mod shared;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -40,9 +39,14 @@ impl Asked {
     }
 }
 
-/// Nanoseconds of the engine, by the first two columns of its table.
-fn rows(program: &PathBuf, experiment: &str) -> Result<BTreeMap<(String, String), f64>> {
+/// The first two columns of a table, and nanoseconds of the engine.
+type Row = ((String, String), f64);
+
+fn rows(program: &PathBuf, experiment: &str) -> Result<Vec<Row>> {
     let done = Command::new(program).arg(experiment).output()?;
+    if !done.status.success() {
+        return Err(format!("{}: {}", program.display(), done.status).into());
+    }
     let said = String::from_utf8(done.stdout)?;
     let table = said.lines().filter(|line| line.starts_with('|'));
     let table: Vec<Vec<&str>> =
@@ -57,7 +61,7 @@ fn rows(program: &PathBuf, experiment: &str) -> Result<BTreeMap<(String, String)
 }
 
 fn measure(asked: &Asked, stop: &Stop) -> Result<()> {
-    let mut found = [Vec::new(), Vec::new()];
+    let mut found: [Vec<Vec<Row>>; 2] = [Vec::new(), Vec::new()];
     for round in 0..asked.rounds {
         // Each goes first as often as second.
         for at in [round % 2, 1 - round % 2] {
@@ -68,12 +72,15 @@ fn measure(asked: &Asked, stop: &Stop) -> Result<()> {
     println!("| request | sector | least old ns | least new ns | median of new/old | quartiles |");
     println!("|---|---:|---:|---:|---:|---|");
     let mut medians = Vec::new();
-    for key in found[0].first().ok_or("no rounds")?.keys() {
-        let least = found.each_ref().map(|rounds| {
-            rounds.iter().filter_map(|row| row.get(key)).copied().fold(f64::MAX, f64::min)
-        });
+    let ns = |rows: &[Row], key: &(String, String)| {
+        rows.iter().find(|(of, _)| of == key).map(|(_, ns)| *ns)
+    };
+    for (key, _) in found[0].first().ok_or("no rounds")? {
+        let least = found
+            .each_ref()
+            .map(|rounds| rounds.iter().filter_map(|rows| ns(rows, key)).fold(f64::MAX, f64::min));
         let pairs = found[0].iter().zip(&found[1]);
-        let ratio = Spread::of(pairs.filter_map(|(old, new)| Some(new.get(key)? / old.get(key)?)));
+        let ratio = Spread::of(pairs.filter_map(|(old, new)| Some(ns(new, key)? / ns(old, key)?)));
         let ratio = ratio.ok_or("the builds have other rows")?;
         medians.push(ratio.median);
         println!(

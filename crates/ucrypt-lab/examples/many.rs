@@ -184,6 +184,7 @@ fn switches(servers: &[PathBuf]) -> f64 {
 }
 
 fn measure(asked: &Asked, stop: &Stop) -> Result<()> {
+    shared::needs_root()?;
     let dir = tempfile::Builder::new().prefix("ucrypt-many-").tempdir_in(&asked.dir)?;
     let mut volumes = Volumes::make(asked, dir.path())?;
     let names = volumes.names.clone();

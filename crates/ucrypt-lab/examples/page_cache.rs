@@ -31,6 +31,9 @@ use shared::{Result, Stop};
 /// How long a volume may stay in use after its measurement: requests of its last user drain.
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
 
+/// Seconds that a program may take.
+const LIMIT: &str = "600";
+
 /// The exit code of `ucrypt close` for a volume that is in use.
 const IN_USE: i32 = 5;
 
@@ -120,8 +123,10 @@ impl Group {
 
     /// A program in the group.
     fn command(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo $$ >\"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
+        let mut command = Command::new("timeout");
+        command
+            .args(["--kill-after=10", LIMIT, "sh", "-c", "echo $$ >\"$0\" && exec \"$@\""])
+            .arg(self.0.join("cgroup.procs"));
         command.arg(program.as_ref());
         command
     }
@@ -136,6 +141,7 @@ impl Drop for Group {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+        eprintln!("{} is left", self.0.display());
     }
 }
 
@@ -162,9 +168,18 @@ impl Drop for Open<'_> {
             close.arg("close").arg(&self.name).env("XDG_RUNTIME_DIR", self.scratch);
             close.status().ok().and_then(|status| status.code())
         };
+        let mut code = close();
         // Whatever else it says would be said again.
-        while close() == Some(IN_USE) && Instant::now() < deadline {
+        while code == Some(IN_USE) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(100));
+            code = close();
+        }
+        if code == Some(IN_USE) {
+            let dir = self.scratch.display();
+            eprintln!(
+                "{} is still in use: XDG_RUNTIME_DIR={dir} ucrypt close {}",
+                self.name, self.name
+            );
         }
     }
 }
@@ -248,6 +263,7 @@ fn forget(image: &Path) -> Result<()> {
 type Found = BTreeMap<(usize, bool, usize), [Vec<Option<f64>>; 2]>;
 
 fn measured(asked: &Asked, stop: &Stop) -> Result<()> {
+    shared::needs_root()?;
     let dir = tempfile::Builder::new().prefix("ucrypt-cache-").tempdir_in(&asked.dir)?;
     let scratch = dir.path();
     let (host, guest) =

@@ -111,6 +111,16 @@ fn measure(asked: &Asked, stop: &Stop) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let image = dir.path().join("image");
     make(asked, &image, dir.path())?;
+    // What cryptsetup has made of that.
+    let dump = Command::new(&asked.ucrypt).arg("luksDump").arg(&image).output()?;
+    for line in String::from_utf8_lossy(&dump.stdout).lines().map(str::trim) {
+        if ["PBKDF:", "Time cost:", "Memory:", "Threads:", "Iterations:"]
+            .iter()
+            .any(|it| line.starts_with(it))
+        {
+            println!("{line}");
+        }
+    }
     let programs = [("ucrypt", asked.ucrypt.as_path()), ("cryptsetup", Path::new("cryptsetup"))];
     let mut seconds = [Vec::new(), Vec::new()];
     for round in 0..=asked.rounds {

@@ -51,7 +51,7 @@ pub(crate) fn columns(experiment: &Experiment) -> Vec<Column> {
     }
     if experiment.name == EXPORTS {
         columns.push(("added µs (quartiles)", ADDED.1));
-        columns.push(("processor µs: load + server + rest", |_, of| {
+        columns.push(("processor µs: client + server + rest", |_, of| {
             of.processor.map_or_else(String::new, |it| {
                 let parts = [it.client_us, it.server_us, it.rest_us];
                 parts.map(|us| format!("{us:.1}")).join(" + ")

@@ -58,8 +58,8 @@ const NAMES: [Name; 17] = [
     ("memory", Contender::Memory, None),
     ("file", Contender::File, None),
     ("loop", Contender::Loop, Some(("losetup", "mount"))),
-    ("copy-fuse", Contender::Copy(Way::Fuse), Some(("fusermount3", "fuse3"))),
-    ("copy-loop", Contender::Copy(Way::Loop), Some(("fusermount3", "fuse3"))),
+    ("copy-fuse", Contender::Copy(Way::Fuse), None),
+    ("copy-loop", Contender::Copy(Way::Loop), Some(("losetup", "mount"))),
     ("copy-nbd", Contender::Copy(Way::Nbd), None),
     (
         "qemu-storage-daemon",
@@ -156,16 +156,10 @@ impl Contender {
         is_ours || matches!(self, Self::Loop | Self::Copy(Way::Loop)) || self.is_dm_crypt()
     }
 
-    /// Whether it is a device of ublk, which needs no loop device.
-    pub fn is_ublk(self) -> bool {
-        self.is_on(Way::Ublk)
-    }
-
-    /// Whether only root can attach or mount it.
-    pub fn needs_root(self) -> bool {
-        // A server that only copies mounts its file itself.
-        let mounts = self.below_file_system().is_some() || self == Self::Copy(Way::Fuse);
-        self.is_device() || mounts
+    /// Whether it attaches a loop device, which only root can.
+    pub fn attaches_loop(self) -> bool {
+        let is_loop = self.is_device() && !self.is_on(Way::Ublk);
+        is_loop || self.below_file_system().is_some()
     }
 
     /// The device below a file system that files are read from; `None` if it has none.

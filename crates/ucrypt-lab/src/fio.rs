@@ -29,7 +29,9 @@ pub enum Address {
 
 /// The version of the installed fio; `None` if there is none.
 pub fn version() -> Option<String> {
-    process::first_line(process::program("fio").arg("--version"))
+    static VERSION: OnceLock<Option<String>> = OnceLock::new();
+    let ask = || process::first_line(process::program("fio").arg("--version"));
+    VERSION.get_or_init(ask).clone()
 }
 
 /// fio's output, as far as it is read here.
@@ -68,8 +70,8 @@ const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:85:90:95:97:98:99:99.5:99
 /// How much longer than its load fio may take: the server is killed before, if it hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs of which the mean is fio's own time.
-const STARTUPS: u32 = 5;
+/// Runs that tell fio's own time. At least 3: the first and the last in size do not count.
+const STARTUPS: usize = 7;
 
 /// How much longer a load is tried in which no request ended.
 const LONGER: [u32; 4] = [1, 5, 25, 125];
@@ -85,7 +87,22 @@ pub fn run(
     (scratch, server): (&Path, Option<u32>),
     stop: &AtomicBool,
 ) -> io::Result<Sample> {
+    run_watched(address, load, (scratch, server), stop, &mut || {})
+}
+
+/// As [`run`]; `begin` is called before each try.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_watched(
+    address: &Address,
+    load: Load<'_>,
+    (scratch, server): (&Path, Option<u32>),
+    stop: &AtomicBool,
+    begin: &mut dyn FnMut(),
+) -> io::Result<Sample> {
     for factor in LONGER {
+        begin();
         let Times { ramp, measured } = load.times;
         let times = Times { ramp: ramp * factor, measured: measured * factor };
         let load = Load { times, ..load };
@@ -109,7 +126,10 @@ fn once(
     let mut fio = command(address, load, &output, direct);
     process::run(fio.current_dir(scratch), scratch, load.limit() + PATIENCE, stop)?;
     let text = std::fs::read_to_string(&output)?;
-    let version = version().unwrap_or_else(|| "fio".into());
+    let mut version = version().unwrap_or_else(|| "fio".into());
+    if huge_page_bytes(load.cell).is_some() {
+        version += ", huge pages";
+    }
     read_json(&text, &if direct { version } else { format!("{version}, through the page cache") })
 }
 
@@ -159,19 +179,25 @@ fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Co
     fio
 }
 
-/// Bytes of a huge page, if enough of them are reserved for the buffers of a cell. A block device splits a request
-/// whose pages lie apart, so that its length would depend on the pages that fio happens to get.
+/// Bytes of a huge page, if root has reserved enough of them for the buffers of a cell. A block device splits a request
+/// whose pages lie apart, so that its length would depend on the pages that fio happens to get. Decided once: all
+/// contenders in a cell get the same.
 fn huge_page_bytes(cell: &Cell) -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let field = |name: &str| {
-        let rest = info.lines().find_map(|line| line.strip_prefix(name))?;
-        rest.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+    static RESERVED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
+    let reserved = || {
+        let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let field = |name: &str| {
+            let rest = info.lines().find_map(|line| line.strip_prefix(name))?;
+            rest.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()
+        };
+        // Not every kernel has them.
+        let page = field("Hugepagesize")?.checked_mul(1024).filter(|bytes| *bytes > 0)?;
+        Some((page, field("HugePages_Free")?))
     };
-    // Not every kernel has them.
-    let page = field("Hugepagesize")?.checked_mul(1024).filter(|bytes| *bytes > 0)?;
+    let (page, free) = (*RESERVED.get_or_init(reserved))?;
     let buffers = u64::from(cell.depth) * cell.block_bytes;
     let pages = (buffers.div_ceil(page) + 1) * u64::from(cell.jobs);
-    (field("HugePages_Free")? >= pages).then_some(page)
+    (free >= pages && rustix::process::geteuid().is_root()).then_some(page)
 }
 
 /// A path as fio's `--filename` takes it, which separates files by colons.
@@ -237,21 +263,27 @@ fn read_json(text: &str, version: &str) -> io::Result<Option<Sample>> {
     }))
 }
 
-/// Seconds of processor time that fio takes before and after its load: the mean of some runs that do nothing else.
-/// `None` if fio fails. Measured once.
+/// Seconds of processor time that fio takes before and after its load: of some runs that do nothing else, the mean of
+/// those in the middle. `None` if fio fails. Measured once; what a load asks of fio first is asked then, too.
 pub(crate) fn startup_s() -> Option<f64> {
     static SECONDS: OnceLock<Option<f64>> = OnceLock::new();
     *SECONDS.get_or_init(|| {
-        let before = sample::own_s();
+        version()?;
+        engine();
+        let mut seconds = Vec::new();
         for _ in 0..STARTUPS {
+            let before = sample::own_s();
             let mut probe = process::program("fio");
             probe.args(["--name=probe", "--ioengine=psync", "--rw=read", "--bs=4k", "--size=4k"]);
             probe.args(["--filename=/dev/zero", "--thread", "--output-format=json"]);
             if !process::succeeds(&mut probe) {
                 return None;
             }
+            seconds.push(sample::own_s() - before);
         }
-        Some((sample::own_s() - before) / f64::from(STARTUPS))
+        seconds.sort_by(f64::total_cmp);
+        let middle = &seconds[1..STARTUPS - 1];
+        Some(middle.iter().sum::<f64>() / middle.len() as f64)
     })
 }
 

@@ -108,6 +108,10 @@ impl Server {
 
     /// By its name without a policy.
     pub(crate) fn by_name(name: &str) -> Option<Self> {
+        // Its name in runs of 27 November 2026 and before.
+        if name == "ucrypt-none" {
+            return Some(Self::new(Way::Loop).plain());
+        }
         let (build, rest) = name.split_once('-')?;
         let build = match build {
             "ucrypt" => Build::This,
@@ -135,11 +139,11 @@ impl Server {
         is_one.then_some(Self { build, image, transport, ..usual })
     }
 
-    /// Whether it is what users have by default: adaptive, and encrypted.
+    /// Whether it compares with the programs of others: adaptive, on the volume that they open.
     pub fn is_usual(&self) -> bool {
         self.policy == PolicyKind::Adaptive
             && self.build == Build::This
-            && self.image != Image::Plain
+            && self.image == Image::Sectors512
     }
 
     /// Whether both differ in their policies alone.
@@ -189,6 +193,7 @@ mod tests {
                 }
             }
         }
+        assert_eq!(Server::by_name("ucrypt-none"), Some(Server::new(Way::Loop).plain()));
         for bad in ["ucrypt", "ucrypt-", "ucrypt-fuse-", "ucrypt-fuse-none-4096", "qemu-nbd"] {
             assert_eq!(Server::by_name(bad), None, "{bad}");
         }

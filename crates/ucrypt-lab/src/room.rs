@@ -42,14 +42,15 @@ fn needs(settings: &Settings, plans: &[Plan]) -> Vec<Need> {
         let remedy = "use a smaller --size, another --on, or --against without servers";
         needs.push(Need { dir: dir.into(), bytes, what, remedy });
     }
-    let mut trees = plans.iter().filter(|plan| plan.method() == Method::Tree);
-    if trees.any(|plan| plan.contenders().next().is_some()) {
+    let trees = plans.iter().filter(|plan| plan.method() == Method::Tree);
+    let mounted: Vec<_> = trees.flat_map(Plan::contenders).collect();
+    if !mounted.is_empty() {
         let remedy = match settings.scale {
             Scale::Full => "use --quick, or leave kernel-tree out",
             Scale::Quick => "leave kernel-tree out, or make room there",
         };
         let (dir, what) = (tree::MEMORY.into(), "the images of kernel-tree");
-        needs.push(Need { dir, bytes: tree::bytes(settings.scale), what, remedy });
+        needs.push(Need { dir, bytes: tree::bytes(settings.scale, &mounted), what, remedy });
     }
     needs
 }

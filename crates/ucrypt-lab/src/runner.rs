@@ -1,7 +1,7 @@
 //! Carries a run out: every contender in every cell, in interleaved rounds.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ucrypt_export::fuse::{Transport, kernel_has_rings};
 
 use crate::bench::Bench;
-use crate::catalogue::{Cell, Description, Method, Scale, by_name, size_name};
+use crate::catalogue::{Cell, Description, EXPORTS, Method, Scale, by_name, size_name};
 use crate::contender::{Contender, PEERS};
 use crate::dd;
 use crate::held::Held;
@@ -230,7 +230,18 @@ impl Settings {
         if description.peers {
             wanted.extend(PEERS);
         }
+        if description.name == EXPORTS && self.before.is_some() {
+            let before = |way| Server { build: Build::Before, ..Server::new(way) };
+            wanted.extend([Way::Fuse, Way::Nbd, Way::Loop].map(before).map(Contender::Ours));
+        }
         wanted
+    }
+
+    /// Whether the other build has an effect.
+    pub fn has_other_build(&self) -> bool {
+        let experiments = self.experiments.iter().filter_map(|name| by_name(name));
+        let mut ours = experiments.flat_map(|of| self.wanted(of)).filter_map(Contender::ours);
+        ours.any(|server| server.build != Build::This)
     }
 
     /// The programs of others on which the figures of a run depend, if they are installed.
@@ -286,8 +297,12 @@ impl Settings {
         {
             return Some(why);
         }
-        if contender.needs_root()
-            && !contender.is_ublk()
+        if contender == Contender::Copy(Way::Fuse)
+            && let Some(why) = served::no_mounts()
+        {
+            return Some(why);
+        }
+        if contender.attaches_loop()
             && let Some(why) = served::no_block_devices()
         {
             return Some(why);
@@ -301,9 +316,10 @@ impl Settings {
             return Some("only ucrypt's policies run in virtual time".into());
         }
         if description.method == Method::Tree {
+            let is_choice = contender.is_device() && !contender.is_ceiling();
             let why =
                 "it mounts block devices; compare loop, ucrypt-loop-none, ucrypt-loop, dm-crypt";
-            return (!contender.is_device()).then(|| why.into());
+            return (!is_choice).then(|| why.into());
         }
         if !contender.is_served() {
             return None;
@@ -347,10 +363,10 @@ impl Settings {
             );
         }
         if server.way == Way::Ublk
-            && let Err(error) = fs::metadata("/dev/ublk-control")
+            && let Err(error) = File::options().read(true).write(true).open("/dev/ublk-control")
         {
             return Some(format!(
-                "this system has no ublk devices (/dev/ublk-control: {error}): modprobe ublk_drv"
+                "there are no ublk devices for it (/dev/ublk-control: {error}): modprobe ublk_drv, as root"
             ));
         }
         None
@@ -822,6 +838,31 @@ mod tests {
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
         }
+    }
+
+    #[test]
+    fn another_build_takes_part_in_exports_and_where_it_is_named() {
+        let of = |experiment: &str, against: Option<&str>, is_named| {
+            let command = "/usr/bin/ucrypt".into();
+            let before = crate::store::OtherBuild { command, version: String::new() };
+            let settings = Settings {
+                experiments: vec![experiment.into()],
+                against: against.map(|list| crate::contender::list(list).expect("contenders")),
+                before: Some(before).filter(|_| is_named),
+                ..settings(Generator::Fio)
+            };
+            let takes_part =
+                settings.contenders().expect("known").into_values().flatten().any(|contender| {
+                    contender.ours().is_some_and(|server| server.build != Build::This)
+                });
+            (settings.has_other_build(), takes_part)
+        };
+        assert_eq!(of("exports", None, true), (true, true));
+        assert_eq!(of("exports", None, false), (false, false));
+        assert_eq!(of("block-sweep", None, true), (false, false));
+        assert_eq!(of("block-sweep", Some("control-nbd"), true), (true, true));
+        // Nobody has said which build it is.
+        assert_eq!(of("block-sweep", Some("before-nbd"), false), (true, false));
     }
 
     #[test]

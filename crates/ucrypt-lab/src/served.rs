@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::mount::{FsOpenFlags, fsopen};
+use rustix::mount::{FsOpenFlags, UnmountFlags, fsopen, unmount};
 use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_export::loop_device::{self, LoopError};
@@ -310,9 +310,14 @@ impl Images {
         let (server, timed) = (served.own.server, load.times);
         // Measured once, before the watch begins.
         let startup_s = if self.generator == Generator::Fio { fio::startup_s() } else { None };
-        let watch = Watch::start(served.own.clone());
+        let mut watch = Watch::start(served.own.clone());
         let sample = match self.generator {
-            Generator::Fio => fio::run(&served.address, load, (self.dir.path(), server), stop)?,
+            Generator::Fio => {
+                // A load that is tried again, for longer, is watched from then on.
+                let mut begin = || watch = Watch::start(served.own.clone());
+                let place = (self.dir.path(), server);
+                fio::run_watched(&served.address, load, place, stop, &mut begin)?
+            }
             Generator::Dd => dd::run(&served.address, load, (self.dir.path(), server), stop)?,
             Generator::BuiltIn => process::guarded(server, load.limit(), stop, || {
                 load::run(&place(&served.address, self.len, false)?, load, stop)
@@ -544,11 +549,12 @@ impl Images {
             let pid = server.pid();
             let served = started(server, (&place, true), Ready::Grows(self.len), stop)?;
             let below = Some(Box::new(End::Server(served)));
-            let (device, own, end) = self.looped(place, below, stop)?;
+            // Without direct I/O, a loop device carries requests out one by one; ours never does.
+            let (device, own, end) = self.looped(place, (below, true), stop)?;
             return Ok((device, Own { server: Some(pid), ..own }, end));
         }
         if contender == Contender::Loop {
-            return self.looped(raw, None, stop);
+            return self.looped(raw, (None, self.direct), stop);
         }
         let (dir, left) = (self.dir.path(), self.left.clone());
         // The name of a device is the whole machine's.
@@ -572,13 +578,13 @@ impl Images {
     fn looped(
         &self,
         raw: PathBuf,
-        below: Option<Box<End>>,
+        (below, direct): (Option<Box<End>>, bool),
         stop: &AtomicBool,
     ) -> io::Result<(PathBuf, Own, End)> {
         let (dir, left) = (self.dir.path(), self.left.clone());
         let mut losetup = process::program("losetup");
         losetup.args(["--find", "--show"]);
-        if self.direct {
+        if direct {
             losetup.arg("--direct-io=on");
         }
         losetup.arg(&raw);
@@ -589,7 +595,7 @@ impl Images {
         }
         let device = PathBuf::from(said.lines().last().unwrap_or_default().trim());
         let name = loop_name(&device)?;
-        if self.direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
+        if direct && attribute(&name, "loop/dio").as_deref() == Some("0") {
             return Err(io::Error::other(format!(
                 "the kernel gives {name} no direct I/O on {}: it would measure the page cache",
                 dir.display()
@@ -658,6 +664,15 @@ fn cryptsetup() -> Command {
         command.env("DM_DISABLE_UDEV", "1");
     }
     command
+}
+
+/// Why this process can mount nothing; `None` if it can.
+pub(crate) fn no_mounts() -> Option<String> {
+    static WHY: LazyLock<Option<String>> = LazyLock::new(|| {
+        let error = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).err()?;
+        Some(format!("it mounts a file, which needs root and CAP_SYS_ADMIN ({error})"))
+    });
+    WHY.clone()
 }
 
 /// Why this process can attach no block device and mount nothing, with the remedy; `None` if it can. That is
@@ -1019,8 +1034,11 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.process.take());
         if self.fuse && is_mounted(&self.place) {
-            // It took its mount away itself, unless it was killed.
-            process::succeeds(process::program("fusermount3").args(["-u", "-z"]).arg(&self.place));
+            // Ours took its mount away itself, unless it was killed. Root needs no program.
+            if unmount(&self.place, UnmountFlags::DETACH).is_err() {
+                let mut unmount = process::program("fusermount3");
+                process::succeeds(unmount.args(["-u", "-z"]).arg(&self.place));
+            }
         }
         // The next server makes it again.
         let _ = fs::remove_file(&self.place);

@@ -80,10 +80,10 @@ fn size(scale: Scale) -> (u32, u64) {
 /// Bytes of a file of the archive with what `tar` and file systems add, a little above the average.
 const FILE_BYTES: u64 = 12 << 10;
 
-/// Bytes that the images and the archive take. The files of the archive are beside it until it is made.
-pub(crate) fn bytes(scale: Scale) -> u64 {
+/// Bytes that the images of these contenders and the archive take. The files of the archive are beside it until it is made.
+pub(crate) fn bytes(scale: Scale, contenders: &[Contender]) -> u64 {
     let (files, len) = size(scale);
-    bytes_of_images(len, &[]) + 2 * u64::from(files) * FILE_BYTES
+    bytes_of_images(len, contenders) + 2 * u64::from(files) * FILE_BYTES
 }
 
 /// The archive and the images.

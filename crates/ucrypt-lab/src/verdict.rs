@@ -131,8 +131,7 @@ fn exports(cells: &[CellFigures]) -> String {
     }
     left.sort_by(|a, b| b.0.total_cmp(&a.0));
     let all: Vec<_> = left.iter().map(|(ratio, name)| format!("{name} {ratio:.2}")).collect();
-    let said =
-        format!("Of the image's speed (median of {} cells): {}.", cells.len(), all.join(", "));
+    let said = format!("Of the image's speed (median of its cells): {}.", all.join(", "));
     let lone = cells.iter().find(|cell| cell.cell.depth == 1 && cell.cell.jobs == 1);
     if let Some(lone) = lone {
         let added = |of: &Figure| Some(format!("{} {:.0}", of.contender, of.added_us?.median));

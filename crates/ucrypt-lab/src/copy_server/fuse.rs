@@ -85,8 +85,7 @@ fn answer(image: &Image, head: &[u8], data: &[u8], out: &mut [u8]) -> Answered {
         }
         abi::READ => {
             let wanted = (u32_at(body, 16) as usize).min(DATA_MAX);
-            image.read(&mut out[..wanted], u64_at(body, 8)).map_err(|_| -EIO)?;
-            Ok(wanted)
+            image.read(&mut out[..wanted], u64_at(body, 8)).map_err(|_| -EIO)
         }
         abi::WRITE => {
             let wanted = u32_at(body, 16);

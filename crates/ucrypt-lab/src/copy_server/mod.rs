@@ -22,7 +22,7 @@ const THREADS: usize = 32;
 /// Alignment that direct I/O takes everywhere.
 const PAGE_BYTES: usize = 4096;
 
-/// Longest request in bytes.
+/// Longest request of FUSE in bytes, and of NBD for which there is memory from the start.
 const DATA_MAX: usize = 1 << 20;
 
 /// Memory for direct I/O.
@@ -38,8 +38,11 @@ impl Pages {
         Self { memory, start }
     }
 
-    /// The first `len` bytes.
+    /// The first `len` bytes. There are more from now on if there were too few.
     fn front(&mut self, len: usize) -> &mut [u8] {
+        if self.memory.len() < len + PAGE_BYTES {
+            *self = Self::new(len);
+        }
         &mut self.memory[self.start..self.start + len]
     }
 }
@@ -71,8 +74,11 @@ impl Image {
         if is_aligned { &self.direct } else { &self.cached }
     }
 
-    fn read(&self, data: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file(offset, data.len()).read_exact_at(data, offset)
+    /// Bytes that were read: fewer than asked for at the end of the image.
+    fn read(&self, data: &mut [u8], offset: u64) -> io::Result<usize> {
+        let wanted = self.len.saturating_sub(offset).min(data.len() as u64) as usize;
+        self.file(offset, wanted).read_exact_at(&mut data[..wanted], offset)?;
+        Ok(wanted)
     }
 
     fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {

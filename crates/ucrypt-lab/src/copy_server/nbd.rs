@@ -78,7 +78,7 @@ fn serve_nbd(client: &UnixStream, turns: &(Mutex<()>, Mutex<()>), image: &Image)
         let kind = get_u16(&asked, 6).unwrap_or(command::DISC);
         let offset = get_u64(&asked, 16).unwrap_or(0);
         let len = get_u32(&asked, 24).unwrap_or(0) as usize;
-        if kind == command::DISC || len > DATA_MAX {
+        if kind == command::DISC || len > protocol::PAYLOAD_BYTES_MAX as usize {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         let data = data.front(len);
@@ -87,7 +87,9 @@ fn serve_nbd(client: &UnixStream, turns: &(Mutex<()>, Mutex<()>), image: &Image)
         }
         drop(turn);
         let done = match kind {
-            command::READ => image.read(data, offset),
+            command::READ => image.read(data, offset).and_then(|count| {
+                if count == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+            }),
             command::WRITE => image.write(data, offset),
             command::FLUSH => image.flush(),
             _ => Err(io::ErrorKind::Unsupported.into()),
@@ -104,7 +106,25 @@ fn serve_nbd(client: &UnixStream, turns: &(Mutex<()>, Mutex<()>), image: &Image)
     }
 }
 
-/// Serves an image on a Unix socket at `place`, one client after the other, until it is killed.
+/// Serves a client until it has gone.
+fn serve_client(client: &UnixStream, image: &Image) {
+    if !negotiate(client, image.len).unwrap_or(false) {
+        return;
+    }
+    let turns = (Mutex::new(()), Mutex::new(()));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                if serve_nbd(client, &turns, image).is_err() {
+                    // The others notice that it is over.
+                    let _ = client.shutdown(Shutdown::Both);
+                }
+            });
+        }
+    });
+}
+
+/// Serves an image on a Unix socket at `place` until it is killed.
 ///
 /// # Errors
 /// If the image cannot be opened, or the socket not be made.
@@ -112,22 +132,12 @@ pub fn serve(image: &Path, place: &Path) -> io::Result<()> {
     let image = Image::open(image)?;
     // One that a killed server has left.
     let _ = fs::remove_file(place);
-    for client in UnixListener::bind(place)?.incoming() {
-        let client = client?;
-        if !negotiate(&client, image.len).unwrap_or(false) {
-            continue;
+    let listener = UnixListener::bind(place)?;
+    std::thread::scope(|scope| {
+        for client in listener.incoming() {
+            let (client, image) = (client?, &image);
+            scope.spawn(move || serve_client(&client, image));
         }
-        let turns = (Mutex::new(()), Mutex::new(()));
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    if serve_nbd(&client, &turns, &image).is_err() {
-                        // The others notice that it is over.
-                        let _ = client.shutdown(Shutdown::Both);
-                    }
-                });
-            }
-        });
-    }
-    Ok(())
+        Ok(())
+    })
 }

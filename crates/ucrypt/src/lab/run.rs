@@ -62,7 +62,7 @@ pub(crate) struct RunArgs {
     /// is installed]
     #[arg(long, value_name = "NAME", conflicts_with = "resume", value_parser = generator)]
     load: Option<Generator>,
-    /// Another build of ucrypt, for the contenders before-fuse, before-nbd, before-loop
+    /// Another build of ucrypt, for the contenders before-fuse, before-nbd, before-loop, which exports measures then
     #[arg(long, value_name = "COMMAND", conflicts_with = "resume")]
     before: Option<PathBuf>,
     /// Keep the results in this directory
@@ -203,6 +203,12 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     if args.load.is_some() && !any_served {
         return Err(Failure::wrong(
             "--load has an effect on servers only, and none takes part; leave it out",
+        ));
+    }
+    if settings.before.is_some() && !settings.has_other_build() {
+        return Err(Failure::wrong(
+            "--before has an effect on exports and on contenders such as before-nbd, and none takes part; leave it \
+             out, or name them by --against",
         ));
     }
     settings.command = command_line();

@@ -92,6 +92,10 @@ fn another_build_is_asked_for_where_it_takes_part_and_is_one_of_ucrypt() {
         assert!(said.contains("--before") && said.contains(wrong), "{said}");
         assert!(!out.exists());
     }
+    // One that would take no part.
+    let mut lab = exports(&scratch, "ucrypt-nbd", &place, &out);
+    let said = run(lab.args(["--before", UCRYPT]), b"").exits(1).stderr;
+    assert!(said.contains("--before has an effect on exports") && !out.exists(), "{said}");
     run(&mut exports(&scratch, "before-nbd,ucrypt-nbd", &place, &out), b"").exits(0);
     let left_out = about(&out)["left_out"].to_string();
     assert!(left_out.contains("before-nbd") && left_out.contains("--before"), "{left_out}");
