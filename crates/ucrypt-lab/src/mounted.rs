@@ -106,7 +106,7 @@ pub(crate) fn run(
     let said = process::guarded(own.server, limit + PATIENCE, stop, || {
         process::output_with_mark(&mut turn, dir, (limit, stop), (MEASURED, begun))
     })?;
-    let disturbance = watch.map(|watch| watch.end()).unwrap_or_default();
+    let disturbance = watch.map(|watch| watch.end()).ok_or_else(|| wrong("nothing was read"))?;
     let (_, measured) =
         said.split_once(&format!("{MEASURED}\n")).ok_or_else(|| wrong("nothing was read"))?;
     let runs: Vec<(u64, f64)> = measured.lines().filter_map(dd::copied).collect();

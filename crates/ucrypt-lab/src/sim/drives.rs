@@ -138,16 +138,13 @@ pub fn run(
 }
 
 /// Runs contenders in cells, given by their place, as many at a time as this machine has cores.
-/// Returns MB/s of each.
-///
-/// # Errors
-/// As [`run`].
+/// Returns MB/s of each, or why it failed, as [`run`] does.
 pub(crate) fn run_all(
     cells: &[Cell],
     runs: &[(usize, Contender)],
     how: (Scale, Changes),
     stop: &AtomicBool,
-) -> io::Result<Vec<f64>> {
+) -> Vec<io::Result<f64>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -388,6 +385,17 @@ mod tests {
             costs: Costs::default(),
             virtual_ns,
         }
+    }
+
+    #[test]
+    fn a_run_that_fails_leaves_the_others_their_speeds() {
+        let go = AtomicBool::new(false);
+        let adaptive = Contender::Ucrypt(PolicyKind::Adaptive);
+        let runs = [(2, adaptive), (2, Contender::Raw), (2, adaptive)];
+        let speeds = run_all(&cells(), &runs, (Scale::Quick, Changes::default()), &go);
+        let failed: Vec<_> = speeds.iter().map(Result::is_err).collect();
+        assert_eq!(failed, [false, true, false], "{speeds:?}");
+        assert!(speeds[0].as_ref().is_ok_and(|mb_s| *mb_s > 0.0), "{speeds:?}");
     }
 
     #[test]

@@ -759,21 +759,29 @@ fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
         let of = cell.published.iter().filter(|of| drives::is_simulated(of) && of.mb_s.is_some());
         runs.extend(of.filter_map(|of| Some((at, of.contender.parse().ok()?))));
     }
-    let speeds = drives::run_all(&cells, &runs, how, simulator.stop)?;
+    let speeds = drives::run_all(&cells, &runs, how, simulator.stop);
     let gb_s = |at, contender| {
         let found = runs.iter().position(|run| *run == (at, contender));
-        found.map(|found| speeds[found] / 1000.0)
+        match found.map(|found| &speeds[found]) {
+            Some(Ok(mb_s)) => Ok(mb_s / 1000.0),
+            // Several rows may need it.
+            Some(Err(error)) => Err(io::Error::new(error.kind(), error.to_string())),
+            None => Err(io::Error::other(format!("{contender} was not simulated"))),
+        }
     };
     for (at, cell) in cells.iter().enumerate() {
-        let adaptive = gb_s(at, Contender::Ucrypt(PolicyKind::Adaptive));
         for of in cell.published.iter().filter(|of| drives::is_simulated(of)) {
             let Some((mb_s, contender)) = of.mb_s.zip(of.contender.parse().ok()) else { continue };
-            let Some(simulated) = gb_s(at, contender) else { continue };
             let policy = of.contender.trim_start_matches("ucrypt:");
             let row = format!("{}, {policy}", cell.name);
-            let figures = (mb_s / 1000.0, simulated, adaptive);
-            simulator.add("many-drives", row, "GB/s", policy, figures);
-            simulator.fitted(drives::is_fitted(cell, policy));
+            simulator.attempt(&format!("many-drives, {row}"), |simulator| {
+                let simulated = gb_s(at, contender)?;
+                let adaptive = gb_s(at, Contender::Ucrypt(PolicyKind::Adaptive))?;
+                let figures = (mb_s / 1000.0, simulated, Some(adaptive));
+                simulator.add("many-drives", row, "GB/s", policy, figures);
+                simulator.fitted(drives::is_fitted(cell, policy));
+                Ok(())
+            })?;
         }
     }
     Ok(())
