@@ -179,12 +179,20 @@ fn command(address: &Address, load: Load<'_>, output: &Path, direct: bool) -> Co
     fio
 }
 
-/// Bytes of a huge page, if root has reserved enough of them for the buffers of a cell. A block device splits a request
-/// whose pages lie apart, so that its length would depend on the pages that fio happens to get. Decided once: all
-/// contenders in a cell get the same.
+/// Bytes of a huge page, if enough of them are reserved for the buffers of a cell. A block device splits a request
+/// whose pages lie apart, so that its length would depend on the pages that fio happens to get.
 fn huge_page_bytes(cell: &Cell) -> Option<u64> {
+    let (page, free) = huge_pages()?;
+    let buffers = u64::from(cell.depth) * cell.block_bytes;
+    let pages = (buffers.div_ceil(page) + 1) * u64::from(cell.jobs);
+    (free >= pages).then_some(page)
+}
+
+/// Bytes of a huge page, and how many are free, if fio gets one, which takes a right. Asked once: all contenders in a
+/// cell get the same.
+fn huge_pages() -> Option<(u64, u64)> {
     static RESERVED: OnceLock<Option<(u64, u64)>> = OnceLock::new();
-    let reserved = || {
+    *RESERVED.get_or_init(|| {
         let info = std::fs::read_to_string("/proc/meminfo").ok()?;
         let field = |name: &str| {
             let rest = info.lines().find_map(|line| line.strip_prefix(name))?;
@@ -192,12 +200,12 @@ fn huge_page_bytes(cell: &Cell) -> Option<u64> {
         };
         // Not every kernel has them.
         let page = field("Hugepagesize")?.checked_mul(1024).filter(|bytes| *bytes > 0)?;
-        Some((page, field("HugePages_Free")?))
-    };
-    let (page, free) = (*RESERVED.get_or_init(reserved))?;
-    let buffers = u64::from(cell.depth) * cell.block_bytes;
-    let pages = (buffers.div_ceil(page) + 1) * u64::from(cell.jobs);
-    (free >= pages && rustix::process::geteuid().is_root()).then_some(page)
+        let free = field("HugePages_Free").filter(|free| *free > 0)?;
+        let mut probe = process::program("fio");
+        probe.args(["--name=probe", "--ioengine=psync", "--rw=read", "--size=4k", "--bs=4k"]);
+        probe.args(["--filename=/dev/zero", "--mem=shmhuge", &format!("--hugepage-size={page}")]);
+        process::succeeds(&mut probe).then_some((page, free))
+    })
 }
 
 /// A path as fio's `--filename` takes it, which separates files by colons.
@@ -270,6 +278,7 @@ pub(crate) fn startup_s() -> Option<f64> {
     *SECONDS.get_or_init(|| {
         version()?;
         engine();
+        huge_pages();
         let mut seconds = Vec::new();
         for _ in 0..STARTUPS {
             let before = sample::own_s();

@@ -283,18 +283,9 @@ impl Watch {
     /// before it begins and after it has ended.
     pub fn processor(&self, requests: f64, startup_s: f64) -> Option<Processor> {
         let after = counters(self.own.server);
-        let gone = |of: fn(&Counters) -> u64| seconds(of(&after).saturating_sub(of(&self.before)));
         // Idle time is counted exactly, busy time only by looking at each tick.
         let all_s = online() as f64 * self.started.elapsed().as_secs_f64();
-        let busy_s = all_s - gone(|it| it.idle) - gone(|it| it.steal);
-        let server_s = gone(|it| it.server);
-        let load_s = gone(|it| it.own) - server_s;
-        let us = |seconds: f64| seconds.max(0.0) * 1e6 / requests;
-        (requests >= 1.0).then(|| Processor {
-            client_us: us(load_s - startup_s),
-            server_us: us(server_s),
-            rest_us: us(busy_s - load_s - server_s),
-        })
+        (requests >= 1.0).then(|| spent_each((&self.before, &after), all_s, startup_s, requests))
     }
 
     /// What happened since the start.
@@ -377,6 +368,25 @@ pub(crate) fn own_s() -> f64 {
     seconds(spent("/proc/self/stat", true))
 }
 
+/// Processor time of each of so many requests between two looks, of `all_s` seconds of all processors together.
+fn spent_each(
+    (before, after): (&Counters, &Counters),
+    all_s: f64,
+    startup_s: f64,
+    requests: f64,
+) -> Processor {
+    let gone = |of: fn(&Counters) -> u64| seconds(of(after).saturating_sub(of(before)));
+    let busy_s = all_s - gone(|it| it.idle) - gone(|it| it.steal);
+    let server_s = gone(|it| it.server);
+    let load_s = gone(|it| it.own) - server_s;
+    let us = |seconds: f64| seconds.max(0.0) * 1e6 / requests;
+    Processor {
+        client_us: us(load_s - startup_s),
+        server_us: us(server_s),
+        rest_us: us(busy_s - load_s - server_s),
+    }
+}
+
 /// Processors that run.
 fn online() -> usize {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -418,6 +428,28 @@ mod tests {
         assert!(disturbance(&before, &short(0, 2)).is_marked());
         let now = counters(Some(std::process::id()));
         assert!(now.total > 0 && now.total >= now.idle + now.steal, "{now:?}");
+    }
+
+    #[test]
+    fn processor_time_is_divided_among_the_load_the_server_and_the_rest() {
+        let second = rustix::param::clock_ticks_per_second();
+        let before = Counters { total: 7, idle: 7, steal: 7, own: 7, server: 7 };
+        // Of two processors in two seconds: one second of the load, with a quarter of its own start, one and a half
+        // of the server, half a second of steal and as much of idle.
+        let after = Counters {
+            total: 7,
+            idle: 7 + second / 2,
+            steal: 7 + second / 2,
+            own: 7 + second * 5 / 2,
+            server: 7 + second * 3 / 2,
+        };
+        let seen = spent_each((&before, &after), 4.0, 0.25, 1000.0);
+        let wanted = [(seen.client_us, 750.0), (seen.server_us, 1500.0), (seen.rest_us, 500.0)];
+        assert!(wanted.iter().all(|(seen, wanted)| (seen - wanted).abs() < 1e-6), "{seen:?}");
+        assert!((seen.all_us() - 2750.0).abs() < 1e-6);
+        // Ticks may say less than nothing.
+        let seen = spent_each((&before, &before), 0.0, 0.25, 1000.0);
+        assert_eq!(seen, Processor::default());
     }
 
     #[test]

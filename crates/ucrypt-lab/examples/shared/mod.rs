@@ -19,12 +19,6 @@ impl Stop {
     }
 }
 
-/// Fails without root.
-#[allow(dead_code, reason = "not every program needs it")]
-pub(crate) fn needs_root() -> Result<()> {
-    if rustix::process::geteuid().is_root() { Ok(()) } else { Err("root is needed".into()) }
-}
-
 /// Measures until that is done, or a signal comes.
 pub(crate) fn carry_out<A>(
     name: &str,

@@ -14,7 +14,8 @@ type Answered = Result<usize, i32>;
 
 const EIO: i32 = 5;
 
-/// The kernel's protocol (`include/uapi/linux/fuse.h`, version 7.31).
+/// The kernel's protocol (`include/uapi/linux/fuse.h`, version 7.31). The export's own module is private to it: what
+/// only copies shares no code with what it is the ceiling of.
 mod abi {
     pub(super) const FORGET: u32 = 2;
     pub(super) const GETATTR: u32 = 3;
