@@ -157,10 +157,14 @@ fn nothing_of_a_progress_bar_stays_on_the_terminal_when_the_reader_has_gone() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
     let (path, key) = (image.path.display().to_string(), image.key.display().to_string());
-    // More than a pipe holds, so that the command meets the end of its reader.
-    let line = format!("'{UCRYPT}' read --key-file '{key}' '{path}' | head -c 100 >'{path}.head'");
+    let seen = scratch.path("seen").display().to_string();
+    // More than a pipe holds, so that the command meets the end of its reader, which goes when it has seen
+    // the bar.
+    let looks = format!("for _ in $(seq 600); do grep -aq B/s '{seen}' && break; sleep 0.1; done");
+    let read = format!("'{UCRYPT}' read --key-file '{key}' '{path}'");
+    let line = format!("{read} | {{ {looks}; head -c 100 >'{path}.head'; }}");
     let mut terminal = tool("script", "bsdutils");
-    let shown = run(terminal.args(["-qec", &line, "/dev/null"]), b"").exits(0).stdout;
+    let shown = run(terminal.args(["-qefc", &line, &seen]), b"").exits(0).stdout;
     let shown = String::from_utf8_lossy(&shown);
     assert!(shown.contains("B/s"), "there was no bar: {shown:?}");
     let left = shown.rsplit("\r\x1b[2K").next();
