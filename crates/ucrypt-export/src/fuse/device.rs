@@ -7,6 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, readv, writev};
 use rustix::ioctl;
@@ -92,6 +93,14 @@ impl Device {
         // SAFETY: FUSE_DEV_IOC_CLONE reads one 32-bit descriptor number.
         let cloned = unsafe { ioctl::ioctl(&new, ioctl::Setter::<CLONE, u32>::new(number)) };
         cloned.is_ok().then_some(Self(new))
+    }
+
+    /// Whether the kernel still sends requests: what is served is still mounted somewhere, or open.
+    pub(super) fn is_connected(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // The kernel reports an error of each descriptor of a connection that has ended.
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().is_empty()
     }
 
     /// From now on reads do not wait for a request.

@@ -211,7 +211,7 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
         threads: cores().clamp(2, THREADS_MAX),
         shared_mappings: false,
     };
-    let (_, threads) = serve(&file, &Device::new(device), how)?;
+    let (_, threads) = serve(&file, &Arc::new(Device::new(device)), how)?;
     // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
@@ -262,6 +262,7 @@ fn detached_mount(device: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::sync::mpsc::{self, RecvTimeoutError};
     use std::thread;
     use std::time::Duration;
@@ -317,6 +318,43 @@ mod tests {
             assert!(range.start.is_multiple_of(PROBE_BYTES) && range.end <= count * PROBE_BYTES);
             assert_eq!(range.end - range.start, PROBE_BYTES);
         }
+    }
+
+    /// Regression: the number of a mount that was just unmounted is free for others before its server's
+    /// threads have ended, and `close` took another's mount for its own.
+    ///
+    /// Needs root and FUSE.
+    #[test]
+    fn the_end_of_a_connection_is_known_before_its_number_is_anothers() {
+        let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let device = Device::new(device.expect("/dev/fuse, as root"));
+        let mounted = |device: &Device| {
+            let raw = device.as_fd().try_clone_to_owned().expect("a descriptor");
+            detached_mount(&raw, false).expect("a mount, as root")
+        };
+        let mount = mounted(&device);
+        let number = |mount: &OwnedFd| {
+            let found =
+                statx(mount, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+            let found = found.expect("it is there");
+            (found.stx_dev_major, found.stx_dev_minor)
+        };
+        let (first, another) = (number(&mount), device.another().expect("a descriptor"));
+        assert!(device.is_connected() && another.is_connected());
+        drop(mount);
+        // Numbers of ended mounts are taken again; other tests may take this one.
+        let mut others = Vec::new();
+        for _ in 0..64 {
+            let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+            let device = Device::new(device.expect("/dev/fuse"));
+            let mount = mounted(&device);
+            if number(&mount) == first {
+                assert!(!another.is_connected(), "{first:?} is another's");
+                break;
+            }
+            others.push((device, mount));
+        }
+        assert!(!device.is_connected() && !another.is_connected());
     }
 
     /// Needs root and FUSE.

@@ -22,7 +22,7 @@ mod transport;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -150,6 +150,8 @@ pub struct FuseOptions {
 pub struct FuseExport {
     place: MountPoint,
     mounted: Mounted,
+    /// The threads keep it.
+    device: Weak<Device>,
     file: Arc<VolumeFile>,
     transport: InUse,
     /// Empty once the export is stopped and has ended.
@@ -192,8 +194,11 @@ impl FuseExport {
                 threads: cores().max(2),
                 shared_mappings: !options.others,
             };
-            match serve(&file, &Device::new(device), how) {
-                Ok((transport, threads)) => Ok((mounted, transport, threads)),
+            let device = Arc::new(Device::new(device));
+            match serve(&file, &device, how) {
+                Ok((transport, threads)) => {
+                    Ok((mounted, Arc::downgrade(&device), transport, threads))
+                }
                 Err(error) => {
                     // The reason why it is not served is the one that counts.
                     let _ = mounted.detach();
@@ -202,9 +207,9 @@ impl FuseExport {
             }
         });
         match started {
-            Ok((mounted, transport, threads)) => {
+            Ok((mounted, device, transport, threads)) => {
                 let (until, abort, problem) = (None, mounted.abort(), None);
-                Ok(Self { place, mounted, file, transport, threads, until, abort, problem })
+                Ok(Self { place, mounted, device, file, transport, threads, until, abort, problem })
             }
             Err(error) => {
                 place.remove();
@@ -260,7 +265,13 @@ impl FuseExport {
 
     /// Whether the file cannot be unmounted, because something is mounted over it or it was moved.
     pub fn is_out_of_reach(&self) -> bool {
-        !self.has_ended() && self.mounted.is_out_of_reach()
+        self.mounted.is_out_of_reach(|| self.is_connected())
+    }
+
+    /// Whether the kernel still sends requests. It stops when the last user has gone, and the threads end a
+    /// little later.
+    fn is_connected(&self) -> bool {
+        self.device.upgrade().is_some_and(|device| device.is_connected())
     }
 
     /// Unmounts if no program has the file open. Returns whether it did.
@@ -270,7 +281,7 @@ impl FuseExport {
         if !holds_by(until, || self.has_ended() || !self.file.is_open()) {
             return false;
         }
-        if !self.has_ended() && !self.mounted.unmount_unused() {
+        if !self.has_ended() && !self.mounted.unmount_unused(|| self.is_connected()) {
             return false;
         }
         // Somebody may have opened it meanwhile.
@@ -371,10 +382,10 @@ struct How {
     shared_mappings: bool,
 }
 
-/// Starts the threads, which end when the file is no longer mounted.
+/// Starts the threads, which end when the file is no longer mounted, and keep the device until then.
 fn serve(
     file: &Arc<VolumeFile>,
-    device: &Device,
+    device: &Arc<Device>,
     how: How,
 ) -> io::Result<(InUse, Vec<JoinHandle<()>>)> {
     let mut share = memory::divide(&file.volume, how.threads, REQUEST_BYTES_MAX);
@@ -393,7 +404,7 @@ fn serve(
     device.negotiate(&first, share.request_max as u32, wanted);
     let mut threads = Vec::new();
     let mut transport = Transport::Classic;
-    if ring && start_rings(rings_made, &file.volume, &mut threads)? {
+    if ring && start_rings(rings_made, device, &file.volume, &mut threads)? {
         transport = Transport::Ring;
     }
     // With rings, one classic thread takes the requests that do not come by them.
@@ -402,7 +413,11 @@ fn serve(
     }
     for (index, peer) in Peer::all(share.queues).enumerate() {
         let classic = Classic::new(file.clone(), device.another()?, peer, share)?;
-        threads.push(spawn(format!("fuse-{index}"), &file.volume, || classic.run())?);
+        let kept = device.clone();
+        threads.push(spawn(format!("fuse-{index}"), &file.volume, move || {
+            classic.run();
+            drop(kept);
+        })?);
     }
     let reason = how.transport.reason(transport, first.offers_rings(), how.past_page_cache);
     Ok((InUse { transport, reason }, threads))
@@ -453,17 +468,19 @@ fn rings(file: &Arc<VolumeFile>, device: &Device) -> io::Result<(Vec<Ring>, usiz
 /// Starts a thread for each ring. Returns whether the kernel took all of them.
 fn start_rings(
     rings: Vec<Ring>,
+    device: &Arc<Device>,
     volume: &Arc<Volume>,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> io::Result<bool> {
     let (said, heard) = mpsc::channel();
     for (index, mut ring) in rings.into_iter().enumerate() {
-        let said = said.clone();
+        let (said, kept) = (said.clone(), device.clone());
         threads.push(spawn(format!("fuse-ring-{index}"), volume, move || {
             // This fails only if another thread could not be started, so that nobody listens.
             let _ = said.send(ring.register());
             drop(said);
             ring.run();
+            drop(kept);
         })?);
     }
     drop(said);

@@ -95,12 +95,16 @@ impl Mounted {
     }
 
     /// Whether it is mounted, but its path does not lead to it: something is mounted over it, or it was
-    /// moved. Call only while its connection lives: its number is another's soon after.
-    pub(super) fn is_out_of_reach(&self) -> bool {
+    /// moved. `is_connected` tells whether its connection lives: the number of a dead one is another
+    /// mount's soon, often before the server's threads have ended.
+    pub(super) fn is_out_of_reach(&self, is_connected: impl FnOnce() -> bool) -> bool {
         let (major, minor) = self.identity.device;
         let number = format!("{major}:{minor}");
         let mounts = kernel_table("/proc/self/mountinfo").unwrap_or_default();
-        !self.is_there() && mounts.lines().any(|line| line.split(' ').nth(2) == Some(&number))
+        !self.is_there()
+            && mounts.lines().any(|line| line.split(' ').nth(2) == Some(&number))
+            // Asked after the table was read: then its line was of this mount.
+            && is_connected()
     }
 
     /// What aborts this mount's connection, wherever it will be mounted by then. `None` if the path does
@@ -128,10 +132,10 @@ impl Mounted {
     }
 
     /// Unmounts without force, if the path still leads to this mount. Returns `false` if the mount
-    /// is in use, or out of reach.
-    pub(super) fn unmount_unused(&self) -> bool {
+    /// is in use, or out of reach. `is_connected`: as [`Mounted::is_out_of_reach`].
+    pub(super) fn unmount_unused(&self, is_connected: impl FnOnce() -> bool) -> bool {
         if !self.is_there() {
-            return !self.is_out_of_reach();
+            return !self.is_out_of_reach(is_connected);
         }
         let path = self.path();
         match unmount(&path, UnmountFlags::NOFOLLOW) {
@@ -140,7 +144,9 @@ impl Mounted {
                 helper.args(["-u", "--"]).arg(&path).stderr(Stdio::null());
                 helper.status().is_ok_and(|status| status.success())
             }
-            unmounted => unmounted.is_ok() || !self.is_there() && !self.is_out_of_reach(),
+            unmounted => {
+                unmounted.is_ok() || !self.is_there() && !self.is_out_of_reach(is_connected)
+            }
         }
     }
 }
