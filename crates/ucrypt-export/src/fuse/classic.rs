@@ -46,7 +46,8 @@ const ROUND_BYTES: usize = 64 << 10;
 /// Most requests that a thread takes in a round; the rest are for the other threads.
 const ROUND_MAX: usize = 16;
 
-/// One in this many requests that will probably be alone is followed by a look for another one.
+/// Over a backend that completes at once, one in this many requests that will probably be alone is followed
+/// by a look for another one.
 const LOOK_EVERY: u32 = 16;
 
 /// Most requests in the backlog. Each takes some 100 bytes; where there are more, a suspended volume
@@ -163,8 +164,7 @@ impl Classic {
         }
         let (quick, never_blocks) = (self.devices.len() - 1, self.never_blocks());
         loop {
-            let alone = self.queue.alone();
-            if taken > 0 && alone.is_some_and(|alone| !alone.is_multiple_of(LOOK_EVERY)) {
+            if taken > 0 && self.is_probably_alone() {
                 return (true, false);
             }
             if taken == ROUND_MAX {
@@ -177,7 +177,21 @@ impl Classic {
                 return (taken > 0, false);
             }
             taken += 1;
+            if taken > 1 {
+                self.peer.has_several();
+            }
         }
+    }
+
+    /// Whether a look for another request would find none: they come one at a time, to this thread and, as
+    /// far as is known, to the others. Over a backend that takes time the others listen meanwhile, and
+    /// tell.
+    fn is_probably_alone(&self) -> bool {
+        let Some(alone) = self.queue.alone() else { return false };
+        if self.waiter.is_none() {
+            return !alone.is_multiple_of(LOOK_EVERY);
+        }
+        !self.peer.others_had_several()
     }
 
     /// Whether nobody waits for this thread.

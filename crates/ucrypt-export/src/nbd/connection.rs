@@ -247,7 +247,8 @@ impl<'a> Connection<'a> {
             self.finish(tag, result, data);
             progress = true;
         }
-        self.try_input |= progress;
+        // The next request may be there. Behind a lone one it hardly ever is: it has yet to be answered.
+        self.try_input |= progress && !(self.is_tcp && self.queue.alone().is_some());
         progress
     }
 

@@ -6,19 +6,16 @@
 //! - The kernel gives a [`Signal`]: an io_uring of its own has the event registered for its
 //!   completions, and completes a no-op. The kernel adds to an event without waiting; a full counter
 //!   stays full, and readable.
-//! - A kick is watched edge-triggered (`EPOLLET`), so that it need not be read before the next
-//!   sleep. [`clear`] empties the counter if that needs no waiting, and only out of politeness:
-//!   whoever polls the event next is then not woken for a request that is already done.
+//! - A kick is watched edge-triggered (`EPOLLET`), so that nobody need read it.
 
 #![expect(unsafe_code, reason = "an entry of io_uring that names no memory")]
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::AsRawFd;
 
 use io_uring::{IoUring, opcode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{ReadWriteFlags, preadv2};
 
 /// The link of an eventfd in /proc.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
@@ -83,19 +80,12 @@ pub(super) fn check(file: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "a descriptor that is to signal is no eventfd"))
 }
 
-/// Resets the counter of an event, if that needs no waiting.
-pub(super) fn clear(event: BorrowedFd<'_>) {
-    let mut counter = [0; 8];
-    // Kernels before 5.9 refuse; then the counter stays.
-    let _ = preadv2(event, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::io::Errno;
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::fd::OwnedFd;
 
     /// An event that blocks, as a front end may make it.
     fn event() -> File {
@@ -108,14 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_full_event_nor_an_empty_one_that_blocks_stops_its_user() {
+    fn a_full_event_that_blocks_does_not_stop_its_user() {
         let event = event();
         let mut signal = Signal::new(event.try_clone().expect("a descriptor")).expect("an event");
-        clear(event.as_fd());
         assert!(!is_readable(&event));
         signal.give();
-        assert!(is_readable(&event));
-        clear(event.as_fd());
+        let mut counter = [0; 8];
+        assert_eq!(rustix::io::read(&event, &mut counter), Ok(8));
         assert!(!is_readable(&event), "its counter was read");
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("filled");
         for _ in 0..10 {

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -24,7 +24,6 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::Report;
 use super::config::SEGMENTS_MAX;
-use super::event;
 use super::inflight::Track;
 use super::memory::{Gone, GuestMap};
 use super::request::{Command, ID_LEN, Parser, Request, Status};
@@ -156,7 +155,8 @@ pub(super) struct Pending {
 pub(super) struct Ring {
     index: usize,
     virtqueue: SplitRing,
-    kick: File,
+    /// Watched as long as it is open.
+    _kick: File,
     waiter: Waiter,
     track: Option<Track>,
     control: Arc<RingControl>,
@@ -214,7 +214,7 @@ impl Ring {
             ends: None,
             unheard: 0,
             virtqueue,
-            kick,
+            _kick: kick,
             waiter,
             track,
             control,
@@ -402,10 +402,11 @@ impl Ring {
                 }
             }
         }
-        let Self { waiter, queue, control, kick, .. } = self;
-        waiter.sleep(queue, None, |number, _| match number {
-            CHANGE => control.clear_wake(),
-            _ => event::clear(kick.as_fd()),
+        let Self { waiter, queue, control, .. } = self;
+        waiter.sleep(queue, None, |number, _| {
+            if number == CHANGE {
+                control.clear_wake();
+            }
         })?;
         if takes_more && let Err(broken) = self.virtqueue.need_no_kick(&self.map) {
             self.fail(&broken);
@@ -493,9 +494,9 @@ fn put_id(mut id: &[u8], pieces: &mut [Buf]) {
     }
 }
 
-/// Creates a waiter for a change, the engine and kicks. It sees every kick even if nobody reads the
-/// event's counter: a front end that fills the counter changes nothing, and one that reads it takes
-/// away its own kicks.
+/// Creates a waiter for a change, the engine and kicks. It sees every kick though nobody reads the
+/// event's counter, as the kernel's vhost does not either: a front end that fills the counter changes
+/// nothing, and one that reads it takes away its own kicks.
 fn waiter(control: &RingControl, queue: &Queue, kick: &File) -> io::Result<Waiter> {
     let mut waiter = Waiter::new(queue)?;
     waiter.watch(CHANGE, control, EventFlags::IN)?;
