@@ -14,6 +14,10 @@ import tempfile
 import apt
 
 
+# A metapackage, an image, and what these consist of.
+PARTS_MAX = 12
+
+
 class KernelError(Exception):
     """The kernel cannot be had, or lacks a module."""
 
@@ -22,9 +26,9 @@ class Kernel:
     """An unpacked kernel package."""
 
     def __init__(self, root):
-        self.image = next(root.glob("boot/vmlinuz-*"))
-        self.version = self.image.name.removeprefix("vmlinuz-")
-        self._modules = root / "lib/modules" / self.version
+        self.image = image(root)
+        self._modules = modules(root)
+        self.version = self._modules.name
         self._paths, self._needs = {}, {}
         for line in (self._modules / "modules.dep").read_text().splitlines():
             path, _, needs = line.partition(":")
@@ -53,6 +57,16 @@ class Kernel:
         return lzma.decompress(data) if self._paths[name].endswith(".xz") else data
 
 
+def modules(root):
+    """The folder of the modules, whose name is the kernel's version."""
+    return next(root.glob("lib/modules/*"), None)
+
+
+def image(root):
+    """The kernel itself; newer packages have it beside the modules."""
+    return next(iter([*root.glob("boot/vmlinuz-*"), *root.glob("lib/modules/*/vmlinuz")]), None)
+
+
 def module_name(path):
     """`kernel/drivers/md/dm-crypt.ko.xz` is called dm_crypt."""
     return pathlib.PurePath(path).name.split(".ko")[0].replace("-", "_")
@@ -66,7 +80,8 @@ def needs(file):
 
 def fetch(package, cache):
     """The kernel of `package`, from the folder `cache` or else from the Debian archive."""
-    return Kernel(once(cache, package, lambda work: unpack(package, work, cache)))
+    name = package.replace("/", "_")
+    return Kernel(once(cache, name, lambda work: unpack(package, work, cache)))
 
 
 def once(cache, name, make):
@@ -85,18 +100,23 @@ def once(cache, name, make):
 
 
 def unpack(package, work, cache):
-    """Downloads `package`, or the image it depends on, and unpacks it inside `work`."""
-    for attempt in range(3):
-        deb = apt.download(package, work, cache)
-        root = work / f"root{attempt}"
-        apt.unpack(deb, root)
-        images = list(root.glob("boot/vmlinuz-*"))
-        if images:
-            apt.call("depmod", "-b", root, images[0].name.removeprefix("vmlinuz-"))
-            return root
-        # A metapackage, which names the current image.
-        named = re.search(r"\blinux-image-[^ ,]+", apt.field(deb, "Depends"))
-        if not named:
-            break
-        package = named[0]
-    raise KernelError(f"package {package} holds no kernel")
+    """Downloads `package`, and the parts of a kernel that it depends on, and unpacks all inside `work`."""
+    suite, slash, _ = package.rpartition("/")
+    root = work / "root"
+    # Newer packages have modules in usr/lib.
+    (root / "usr/lib").mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    parts = [package]
+    for part in parts:
+        deb = apt.download(part, work, cache)
+        apt.call("sh", "-c", 'dpkg-deb --fsys-tarfile "$1" | tar -x --keep-directory-symlink -C "$2"',
+                 "sh", deb, root)
+        # A metapackage names the current image, and an image its parts.
+        named = re.findall(r"\blinux-(?:image|base|binary|modules)-[^ ,]+", apt.field(deb, "Depends"))
+        parts += {suite + slash + name for name in named} - set(parts)
+        if len(parts) > PARTS_MAX:
+            raise KernelError(f"package {package} depends on too many others")
+    if not image(root) or not modules(root):
+        raise KernelError(f"package {package} holds no kernel")
+    apt.call("depmod", "-b", root, modules(root).name)
+    return root

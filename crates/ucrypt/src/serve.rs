@@ -149,13 +149,28 @@ impl ExportArgs {
     }
 }
 
+/// A transport and its reason, for `status`.
+fn told(InUse { transport, reason }: InUse) -> (String, String) {
+    (transport.to_string(), reason.to_string())
+}
+
 /// Bytes of buffer memory for a file, if the user names no size.
 pub(crate) fn fuse_memory(transport: Preference, direct: bool) -> usize {
+    by_transport(transport, direct, MEMORY, RINGS_MEMORY)
+}
+
+/// `classic`, or `rings` if requests will come by FUSE over `io_uring`.
+pub(crate) fn by_transport(
+    transport: Preference,
+    direct: bool,
+    classic: usize,
+    rings: usize,
+) -> usize {
     let has_rings = match transport {
         Preference::Auto => direct && fuse::kernel_has_rings(),
         Preference::Only(transport) => transport == Transport::Ring,
     };
-    if has_rings { RINGS_MEMORY } else { MEMORY }
+    if has_rings { rings } else { classic }
 }
 
 /// The exports of one volume, running.
@@ -220,8 +235,7 @@ impl Exports {
     /// The export of the volume, for `status`.
     pub(crate) fn facts(&self) -> Value {
         if let Some(export) = self.fuse.first() {
-            let InUse { transport, reason } = export.transport();
-            let (transport, reason) = (transport.to_string(), reason.to_string());
+            let (transport, reason) = told(export.transport());
             let (major, minor) = export.number();
             return json!({
                 "kind": "fuse",
@@ -232,9 +246,13 @@ impl Exports {
             });
         }
         if let Some(export) = &self.loop_device {
-            // The driver's requests do not come by rings.
-            let (transport, node) = (Transport::Classic.to_string(), export.path().display());
-            return json!({ "kind": "loop", "transport": transport, "node": node.to_string() });
+            let (transport, reason) = told(export.transport());
+            return json!({
+                "kind": "loop",
+                "transport": transport,
+                "transport_reason": reason,
+                "node": export.path().display().to_string(),
+            });
         }
         json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }

@@ -221,8 +221,10 @@ impl Ring {
         let ring::Arrived { head, arguments, commit, payload } = request;
         (entry.unique, entry.commit) = (head.unique, commit);
         let outcome = match Request::parse(head.opcode, arguments) {
-            // Only the loop driver's writes are searched for zeroes, and they do not come by rings.
-            Ok(request) => self.file.take(request, payload, || false),
+            Ok(request) => {
+                let zeroes = || entry.payload(payload).iter().all(|byte| *byte == 0);
+                self.file.take(request, payload, zeroes)
+            }
             Err(error) => Outcome::Now(Err(error)),
         };
         if let Outcome::Read { len, .. } | Outcome::Write { len, .. } = outcome {

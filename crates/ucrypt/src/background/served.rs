@@ -83,7 +83,7 @@ impl Served {
     /// the image is used past the page cache.
     pub(super) fn memory(self, direct: bool) -> usize {
         match self {
-            Self::Loop => LOOP_MEMORY,
+            Self::Loop => serve::by_transport(Preference::Auto, direct, LOOP_MEMORY, MEMORY),
             Self::Fuse => serve::fuse_memory(Preference::Auto, direct),
             Self::Ublk | Self::Nbd => MEMORY,
         }
@@ -134,7 +134,7 @@ impl Served {
             }
             Self::Loop => {
                 let label = link::label(paths.name());
-                let mut device = LoopExport::start(volume, &label, args.partscan)?;
+                let mut device = LoopExport::start(volume, &label, args.partscan, opened.direct)?;
                 let shown = linked(device.path(), device.sequence())?;
                 // Not earlier: nobody would find the device of a server that is killed before.
                 device.keep()?;

@@ -66,6 +66,7 @@ mod server;
 mod server_secrets;
 mod streams;
 mod suspend;
+mod system_calls;
 mod terminal;
 mod termination;
 mod top;

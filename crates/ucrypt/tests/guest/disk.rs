@@ -1,4 +1,4 @@
-//! The random client on a disk of the guest. A scenario starts it there.
+//! The random client on a disk of the guest. Scenarios start it there.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ fn given(name: &str) -> String {
 }
 
 #[test]
-#[ignore = "is run in the guest, by the scenario `random`"]
+#[ignore = "is run in the guest, by the scenarios `random` and `disks`"]
 fn transfers_at_once_on_the_same_bytes_of_a_disk_find_what_may_be_there() {
     let (disk, sector) = (given("UCRYPT_DISK"), given("UCRYPT_SECTOR").parse().expect("bytes"));
     let seed = given("UCRYPT_SEED").parse().expect("a number");
     let shape = Shape { transfer_max: TRANSFER_MAX, grain: sector, ..Shape::everything(LEN) };
-    // The image is in memory.
+    // Images of the scenario `random` are in memory; the other's are only better.
     let whole = Whole::mapped();
     transfers_at_once(
         Path::new(&disk),

@@ -1,5 +1,6 @@
-//! The command in a real kernel with ublk, dm-crypt, nbd and zoned devices. `guest/run.py` boots
-//! the kernel once for all tests of this file, and runs the scenarios of `scenarios/` in it.
+//! The command in real kernels: one with ublk, dm-crypt, nbd and zoned devices, and a newer one with FUSE over
+//! io_uring. `guest/run.py` boots each once for all tests of this file, and runs the scenarios of `scenarios/`
+//! or `rings/` in it.
 //!
 //! Each test is the verdict on one scenario. If the scenario failed, the test shows its log.
 
@@ -51,7 +52,10 @@ const MODULES: [&str; 15] = [
     "null_blk gb=1 zoned=1 zone_size=4 memory_backed=1",
 ];
 
-/// The output of the guest.
+/// A kernel with FUSE over io_uring. It may be off in the kernel below the tests.
+const NEWER: &str = "trixie-backports/linux-image-cloud-amd64";
+
+/// The output of a guest.
 struct Guest {
     /// What the scenarios left, by name. Statics are not dropped, so their directory is gone by now.
     files: BTreeMap<String, String>,
@@ -59,13 +63,32 @@ struct Guest {
 }
 
 impl Guest {
-    /// The one guest of all tests.
+    /// The one guest of most tests.
     fn get() -> &'static Self {
         static GUEST: OnceLock<Guest> = OnceLock::new();
-        GUEST.get_or_init(Self::boot)
+        GUEST.get_or_init(|| Self::boot("scenarios", &MODULES, |_| ()))
     }
 
-    fn boot() -> Self {
+    /// The one with FUSE over `io_uring`, and an empty disk of 128 MiB for each scenario.
+    fn with_rings() -> &'static Self {
+        static GUEST: OnceLock<Guest> = OnceLock::new();
+        GUEST.get_or_init(|| {
+            let disks = ["disks", "ends"].map(|name| {
+                let disk = tempfile::NamedTempFile::new().expect("a file");
+                disk.as_file().set_len(128 << 20).expect("a length");
+                (name, disk)
+            });
+            Self::boot("rings", &["loop", "ext4", "xts"], |command| {
+                command.args(["--kernel", NEWER, "--append", "fuse.enable_uring=1"]);
+                for (name, disk) in &disks {
+                    command.args(["--disk", &format!("{name}={}", disk.path().display())]);
+                }
+            })
+        })
+    }
+
+    /// Runs the scenarios of a directory.
+    fn boot(scenarios: &str, modules: &[&str], more: impl FnOnce(&mut Command)) -> Self {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest");
         let out = tempfile::Builder::new().prefix("ucrypt-guest-").tempdir().expect("a directory");
         let mut command = Command::new(here.join("../../../../guest/run.py"));
@@ -75,12 +98,13 @@ impl Guest {
         }
         // This test binary itself: some of its tests run in the guest.
         command.arg("--program").arg(std::env::current_exe().expect("a path"));
-        for module in MODULES {
+        for module in modules {
             command.args(["--module", module]);
         }
-        for file in ["common.sh", "scenarios"] {
-            command.arg("--file").arg(here.join(file));
-        }
+        more(&mut command);
+        command.arg("--file").arg(here.join("common.sh"));
+        let scenarios = here.join(scenarios).display().to_string();
+        command.args(["--file", &(scenarios + ":/work/scenarios")]);
         command.arg(here.join("guest.sh")).stdin(Stdio::null());
         let run = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let listed = fs::read_dir(out.path()).expect("a directory").filter_map(Result::ok);
@@ -186,4 +210,14 @@ fn key_derivations_keep_to_the_limits_of_control_groups_and_count_their_swap() {
 #[test]
 fn without_the_driver_the_command_says_what_works_instead() {
     Guest::get().passed("without");
+}
+
+#[test]
+fn files_and_loop_devices_over_rings_are_disks() {
+    Guest::with_rings().passed("disks");
+}
+
+#[test]
+fn a_killed_server_or_an_aborted_connection_of_rings_leaves_no_program_waiting() {
+    Guest::with_rings().passed("ends");
 }
