@@ -36,6 +36,7 @@ mod io;
 mod memory;
 mod pieces;
 mod plan;
+mod pairs;
 mod polling;
 mod requests;
 mod sleep;

@@ -51,39 +51,38 @@ pub(crate) const ALONE_REQUESTS_MIN: u32 = 8;
 /// Not measured, for the same reason.
 pub(crate) const POLL_SPIN_NS_MAX: u64 = 200_000;
 
-/// Requests of an epoch, which has one way to wait; the median judges it.
-/// Halved: 4.4 %, 1.5 %, 1.5 %. Doubled: 7.3 %, 3.4 %, 3.6 %.
-pub(crate) const POLL_EPOCH_REQUESTS: usize = 32;
+// Trials of two ways (`queue/pairs.rs`).
 
-/// A trial has this many pairs: queues sleep for two epochs and spin for two. The first of the two
-/// does not count: right after a change threads and cores are not yet where they will be.
-/// Halved, fewer than have to be won: spinning is never chosen. Doubled: 7.9 %, 4.3 %, 4.2 %.
-pub(crate) const POLL_TRIAL_PAIRS: u32 = 4;
+/// For so long after a change nothing is measured, in nanoseconds.
+pub(crate) const PAIRS_SETTLE_NS: u64 = 30_000_000;
 
-/// Spinning wins a pair if it saves this share of the time, in per cent.
-/// Halved: no change. Doubled: 5.5 %, 2.6 %, 2.1 %.
-pub(crate) const POLL_GAIN_PERCENT: u64 = 10;
+/// Shortest time of a window, which has one way, in nanoseconds.
+pub(crate) const PAIRS_MEASURE_NS: u64 = 30_000_000;
 
-/// Pairs that spinning has to win of a trial.
-/// One: 5.3 %, 2.6 %, 2.5 % (worst seed 6.0). Four, which is all: no change.
-pub(crate) const POLL_WON_PAIRS_MIN: u32 = 3;
+/// Longest time between two requests within a window, in nanoseconds: what lies further apart is not
+/// compared.
+pub(crate) const PAIRS_GAP_NS: u64 = 30_000_000;
 
-/// Trials in a row that spinning has to win before it is chosen.
-/// Halved: 4.7 %, 2.6 %, 2.1 %. Doubled: 6.2 %, 2.6 %, 2.1 %.
-pub(crate) const POLL_WON_TRIALS_MIN: u32 = 2;
+/// Pairs of windows in a trial.
+pub(crate) const PAIRS_OF_TRIAL: u32 = 4;
 
-/// Epochs between these trials.
-/// Halved: 5.2 %, 2.6 %, 2.1 %. Doubled: 5.6 %, 2.6 %, 2.1 %.
-pub(crate) const POLL_AGAIN_EPOCHS: u32 = 4;
+/// The other way wins a pair if it saves this share of the time, in per cent.
+pub(crate) const PAIRS_GAIN_PERCENT: u64 = 10;
 
-/// Epochs between other trials at first. They double each time the result is the same.
-/// Halved: 5.3 %, 3.0 %, 2.4 %. Doubled: 5.8 %, 2.1 %, 1.9 %.
-pub(crate) const POLL_PAUSE_EPOCHS_MIN: u32 = 16;
+/// Pairs that the other way has to win of a trial.
+pub(crate) const PAIRS_WON_MIN: u32 = 3;
 
-/// Most epochs between two trials while queues sleep.
-/// Halved: 5.3 %, 2.6 %, 2.6 %. Doubled: 5.3 %, 2.6 %, 2.1 %.
-pub(crate) const POLL_PAUSE_ASLEEP_EPOCHS_MAX: u32 = 1024;
+/// Trials in a row that it has to win before it is chosen.
+pub(crate) const PAIRS_TRIALS_WON_MIN: u32 = 2;
 
-/// Most epochs between two trials while queues spin.
-/// Halved: 7.0 %, 2.6 %, 2.1 %. Doubled: 4.1 %, 2.6 %, 2.1 %.
-pub(crate) const POLL_PAUSE_SPINNING_EPOCHS_MAX: u32 = 64;
+/// Time between these trials, in nanoseconds.
+pub(crate) const PAIRS_AGAIN_NS: u64 = 100_000_000;
+
+/// Time between other trials at first, in nanoseconds. It doubles each time the result is the same.
+pub(crate) const PAIRS_PAUSE_NS_MIN: u64 = 500_000_000;
+
+/// Longest time between two trials, in nanoseconds, while the usual way is in use.
+pub(crate) const PAIRS_PAUSE_USUAL_NS_MAX: u64 = 64_000_000_000;
+
+/// The same while the other way is in use.
+pub(crate) const PAIRS_PAUSE_OTHER_NS_MAX: u64 = 8_000_000_000;

@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{drain, run};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -16,6 +17,10 @@ use ucrypt_testkit::{FaultBackend, Faults};
 
 const LEN: u64 = 1 << 20;
 const SECTOR: u64 = 4096;
+/// How long a trial may take to begin on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than sleeping is measured before there is a figure.
+const MEASURED: Duration = Duration::from_millis(300);
 /// Longer than any answer takes.
 const ALWAYS: Poll = Poll::Spin(60_000_000_000);
 
@@ -75,11 +80,15 @@ fn automatic_polling_tries_both_ways_and_measures_them() {
     let (backend, _dir) = slow_file();
     let volume = volume(backend, Poll::Auto);
     let mut queue = queue(&volume);
-    for _ in 0..16 {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         one_at_a_time(&mut queue);
+        let polled = volume.polled();
+        if polled.asleep_ns.is_some() && polled.spinning_ns.is_some() && polled.caught > 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{polled:?}");
     }
-    let polled = volume.polled();
-    assert!(polled.asleep_ns.is_some() && polled.spinning_ns.is_some(), "{polled:?}");
 }
 
 /// Regression: only the adaptive policy, with its own number of workers, asked for a free core.
@@ -100,12 +109,12 @@ fn automatic_polling_leaves_the_only_core_to_others_under_any_policy() {
             VolumeOptions { poll: Poll::Auto, policies, workers, ..VolumeOptions::default() };
         let volume = Arc::new(Volume::new(backend, vec![segment], options).expect("a volume"));
         let mut queue = queue(&volume);
-        for _ in 0..16 {
+        let begun = Instant::now();
+        while begun.elapsed() < MEASURED {
             one_at_a_time(&mut queue);
         }
-        let Polled { caught, missed, spinning_ns, .. } = volume.polled();
-        assert_eq!((caught, missed), (0, 0), "{policies:?}, {workers:?} workers");
-        assert!(spinning_ns.is_some(), "it was tried");
+        // It is not even tried, and nothing is compared with it.
+        assert_eq!(volume.polled(), Polled::default(), "{policies:?}, {workers:?} workers");
     }
 }
 
