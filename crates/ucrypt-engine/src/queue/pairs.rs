@@ -259,7 +259,9 @@ mod tests {
                 false if for_ns < 20_000_000 => 150_000,
                 false => 75_000,
             });
-            println!("seed {seed}: {by_other:.2} % by the other way that looks faster after a change");
+            println!(
+                "seed {seed}: {by_other:.2} % by the other way that looks faster after a change"
+            );
             assert!(by_other < 3.0, "seed {seed}: {by_other} %");
         }
     }
