@@ -98,7 +98,7 @@ impl Lacking {
         let after = WAYS.iter().skip_while(|(name, _)| *name != wanted).skip(1);
         let next = after.into_iter().find(|(_, check)| check().is_ok());
         let next = next.map_or("nbd", |(name, _)| name);
-        Failure { code: self.code, message: format!("{}, or use --as {next}", self.cause) }
+        Failure::with(self.code, format_args!("{}, or use --as {next}", self.cause))
     }
 }
 

@@ -398,9 +398,7 @@ fn not_started(status: ExitStatus) -> Failure {
             "the server has ended before the volume was served; somebody else may have closed it",
         ),
         // The server has printed the cause on standard error, which it shares with this process.
-        (Some(code), _) => {
-            Failure { code: u8::try_from(code).unwrap_or(4), message: String::new() }
-        }
+        (Some(code), _) => Failure::with(u8::try_from(code).unwrap_or(4), ""),
         (None, Some(signal)) if signal == Signal::KILL.as_raw() => Failure::device(
             "the server was killed while it started: probably the memory was used up (dmesg says \
              so); free some, raise the limit of this container, or use --memory with less",
@@ -554,7 +552,8 @@ fn detach(foreground: bool, null: &File, log: &mut Log) -> io::Result<()> {
     log.take_stderr()
 }
 
-/// Closes every volume that can be closed. The first failure is the result, the others are said.
+/// Closes every volume that can be closed. The first failure is the result, the others are said. With
+/// `--all`, one that is closed meanwhile is none.
 pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
     let mut left = args.names.clone();
     if args.all {
@@ -572,6 +571,7 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
         for (name, closed) in left.iter().zip(closed) {
             match closed {
                 Ok(()) => {}
+                Err(failure) if failure.is_gone && !args.names.contains(name) => {}
                 Err(failure) if failure.is_busy() => in_use.push((name.clone(), failure)),
                 Err(failure) => keep(failure),
             }
@@ -642,10 +642,10 @@ pub(crate) fn has_key(status: &Value) -> bool {
 }
 
 /// The names of open volumes whose links lead to this device. The link that a killed server has left may
-/// lead to another one's device by now.
+/// lead to another one's device by now, and for a moment that of a server which ends.
 pub(crate) fn names_of_device(device: &Path) -> Vec<String> {
     let mut names = link::names_of(device);
-    names.retain(|name| !name_lock::is_link_stale(name));
+    names.retain(|name| link::is_its_own(name) && !name_lock::is_link_stale(name));
     names
 }
 
@@ -751,7 +751,7 @@ fn said(answer: &Value) -> Result<(), Failure> {
         Some(error) => {
             let code = answer.get("code").and_then(Value::as_u64);
             let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(4);
-            Err(Failure { code, message: error.into() })
+            Err(Failure::with(code, error))
         }
     }
 }

@@ -12,32 +12,44 @@ const SIGPIPE_CODE: u8 = 128 + 13;
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,
+    /// What was to be ended has ended already, and as it should.
+    pub(crate) is_gone: bool,
 }
 
 impl Failure {
+    /// With an exit code.
+    pub(crate) fn with(code: u8, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), is_gone: false }
+    }
+
+    /// A volume is not open, though it was a moment ago: 4.
+    pub(crate) fn gone(message: impl fmt::Display) -> Self {
+        Self { is_gone: true, ..Self::device(message) }
+    }
+
     /// Wrong parameters, or an image that is damaged or foreign: 1.
     pub(crate) fn wrong(message: impl fmt::Display) -> Self {
-        Self { code: 1, message: message.to_string() }
+        Self::with(1, message)
     }
 
     /// No permission, or a wrong passphrase: 2.
     pub(crate) fn denied(message: impl fmt::Display) -> Self {
-        Self { code: 2, message: message.to_string() }
+        Self::with(2, message)
     }
 
     /// Out of memory: 3.
     pub(crate) fn memory(message: impl fmt::Display) -> Self {
-        Self { code: 3, message: message.to_string() }
+        Self::with(3, message)
     }
 
     /// The device cannot be used, or is the wrong one: 4.
     pub(crate) fn device(message: impl fmt::Display) -> Self {
-        Self { code: 4, message: message.to_string() }
+        Self::with(4, message)
     }
 
     /// The device exists already or is busy: 5.
     pub(crate) fn busy(message: impl fmt::Display) -> Self {
-        Self { code: 5, message: message.to_string() }
+        Self::with(5, message)
     }
 
     /// Puts the subject in front of the message.
@@ -48,7 +60,7 @@ impl Failure {
     /// The reader of the result has gone. The command ends as other programs do then: silently, by
     /// SIGPIPE.
     pub(crate) fn nobody_reads() -> Self {
-        Self { code: SIGPIPE_CODE, message: String::new() }
+        Self::with(SIGPIPE_CODE, "")
     }
 
     /// Whether something is in use.

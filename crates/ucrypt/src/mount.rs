@@ -555,21 +555,38 @@ fn await_file_system(paths: &RuntimePaths) {
     }
 }
 
+/// Whether a mount is what the kernel would unmount at its place; `false` if it is not there any more.
+///
+/// # Errors
+/// Something is mounted over it.
+fn is_on_top(mount: &Mount) -> Result<bool, Failure> {
+    let mounts = table::read()?;
+    if !mounts.contains(mount) {
+        return Ok(false);
+    }
+    match Mount::at(&mounts, &mount.place).filter(|top| *top != mount) {
+        None => Ok(true),
+        Some(top) => Err(Failure::busy(format!(
+            "{} is in use ({} is mounted over it); unmount that first",
+            mount.place.display(),
+            top.source.display()
+        ))),
+    }
+}
+
 /// Writes back what the file system holds, and unmounts it.
 fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
     let place = mount.place.display();
-    // The kernel unmounts what is on top.
-    let mounts = table::read()?;
-    let on_top = Mount::at(&mounts, &mount.place).filter(|top| top.id != mount.id);
-    if let Some(top) = on_top {
-        return Err(Failure::busy(format!(
-            "{place} is in use ({} is mounted over it); unmount that first",
-            top.source.display()
-        )));
+    if !is_on_top(mount)? {
+        return Ok(());
     }
     if !mount.is_fuse() && is_served {
-        // The kernel unmounts also what it could not write.
+        // The kernel unmounts also what it could not write. That may take long, and somebody else may
+        // unmount it meanwhile.
         kernel::sync(&mount.place)?;
+        if !is_on_top(mount)? {
+            return Ok(());
+        }
     }
     let by_helper = mount.is_fuse() && !rustix::process::geteuid().is_root();
     let mut command = if by_helper {
@@ -587,7 +604,7 @@ fn unmount(mount: &Mount, is_served: bool) -> Result<(), Failure> {
     };
     let failed = |error| Failure::device(format!("cannot unmount {place}: {error}"));
     let ran = programs::run(command.arg("--").arg(&mount.place)).map_err(failed)?;
-    if ran.status.success() {
+    if ran.status.success() || !table::read()?.contains(mount) {
         return Ok(());
     }
     let holders = holders::of(mount);

@@ -149,28 +149,13 @@ impl ExportArgs {
     }
 }
 
-/// A transport and its reason, for `status`.
-fn told(InUse { transport, reason }: InUse) -> (String, String) {
-    (transport.to_string(), reason.to_string())
-}
-
 /// Bytes of buffer memory for a file, if the user names no size.
 pub(crate) fn fuse_memory(transport: Preference, direct: bool) -> usize {
-    by_transport(transport, direct, MEMORY, RINGS_MEMORY)
-}
-
-/// `classic`, or `rings` if requests will come by FUSE over `io_uring`.
-pub(crate) fn by_transport(
-    transport: Preference,
-    direct: bool,
-    classic: usize,
-    rings: usize,
-) -> usize {
     let has_rings = match transport {
         Preference::Auto => direct && fuse::kernel_has_rings(),
         Preference::Only(transport) => transport == Transport::Ring,
     };
-    if has_rings { rings } else { classic }
+    if has_rings { RINGS_MEMORY } else { MEMORY }
 }
 
 /// The exports of one volume, running.
@@ -235,7 +220,8 @@ impl Exports {
     /// The export of the volume, for `status`.
     pub(crate) fn facts(&self) -> Value {
         if let Some(export) = self.fuse.first() {
-            let (transport, reason) = told(export.transport());
+            let InUse { transport, reason } = export.transport();
+            let (transport, reason) = (transport.to_string(), reason.to_string());
             let (major, minor) = export.number();
             return json!({
                 "kind": "fuse",
@@ -246,13 +232,9 @@ impl Exports {
             });
         }
         if let Some(export) = &self.loop_device {
-            let (transport, reason) = told(export.transport());
-            return json!({
-                "kind": "loop",
-                "transport": transport,
-                "transport_reason": reason,
-                "node": export.path().display().to_string(),
-            });
+            // The driver's requests do not come by rings.
+            let (transport, node) = (Transport::Classic.to_string(), export.path().display());
+            return json!({ "kind": "loop", "transport": transport, "node": node.to_string() });
         }
         json!({ "kind": if self.ublk.is_some() { "ublk" } else { "nbd" } })
     }
@@ -318,7 +300,9 @@ impl Exports {
                     self.volume.abandon();
                 }
             };
-            (export.is_dead() || users::of(&[Place::Device(export.path())]).are_none())
+            (export.is_stopped()
+                || export.is_dead()
+                || users::of(&[Place::Device(export.path())]).are_none())
                 && export.try_stop(stops)
         });
         loops.chain(ublk).filter(|stopped| !stopped).count() == 0 && files
@@ -417,11 +401,13 @@ impl Exports {
 
     /// The users of the exports, as far as they can be seen.
     pub(crate) fn users(&self) -> Users {
-        let files = self.fuse.iter();
+        // The numbers of those that have ended are others'.
+        let files = self.fuse.iter().filter(|export| export.is_connected());
         let files = files.map(|export| Place::File(export.path(), Some(export.number())));
-        let devices = self.loop_device.iter().map(LoopExport::path);
-        let devices = devices.chain(self.ublk.iter().map(UblkExport::path)).map(Place::Device);
-        let places: Vec<_> = files.chain(devices).collect();
+        let loops = self.loop_device.iter().filter(|export| !export.has_ended());
+        let ublk = self.ublk.iter().filter(|export| !export.is_stopped());
+        let devices = loops.map(LoopExport::path).chain(ublk.map(UblkExport::path));
+        let places: Vec<_> = files.chain(devices.map(Place::Device)).collect();
         let mut users = users::of(&places);
         let out_of_reach = self.fuse.iter().filter(|export| export.is_out_of_reach());
         users.seen.extend(out_of_reach.map(|export| {

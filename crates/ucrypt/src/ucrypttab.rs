@@ -209,9 +209,7 @@ fn open(args: &AttachArgs, entry: &Entry) -> Result<(), Failure> {
     match ended.code() {
         Some(0) => Ok(()),
         // It has said why.
-        Some(code) => {
-            Err(Failure { code: u8::try_from(code).unwrap_or(4), message: String::new() })
-        }
+        Some(code) => Err(Failure::with(u8::try_from(code).unwrap_or(4), "")),
         None => Err(Failure::device(format!("the opening of {} was ended: {ended}", entry.name))),
     }
 }
@@ -434,9 +432,12 @@ fn detach_one(
         )));
     }
     if background::is_open(&paths) {
-        return background::close_patiently(name, wait);
+        let closed = background::close_patiently(name, wait);
+        if !closed.as_ref().is_err_and(|failure| failure.is_gone) {
+            return closed;
+        }
     }
-    // A service may have ended by itself, so this is no error.
+    // A service may have ended by itself, or somebody else has just closed it, so this is no error.
     if of_table.iter().any(|it| it == name) {
         say_verbose(format_args!("{name} is not open."));
     } else {

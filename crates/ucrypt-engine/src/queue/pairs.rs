@@ -20,6 +20,9 @@ use crate::tuning::{
 const TIMES_MIN: usize = 64;
 const TIMES_MAX: usize = 256;
 
+/// Most interruptions of a trial, and windows in a row that may be broken off while the other way is in use.
+const INTERRUPTIONS_MAX: u32 = 4;
+
 /// Which of the two ways is in use, and what was measured of both.
 #[derive(Debug)]
 pub(super) struct Pairs {
@@ -38,6 +41,8 @@ pub(super) struct Pairs {
     pause_ns: u64,
     /// When the last time ended.
     last_ns: u64,
+    /// Windows in a row that were broken off.
+    broken: u32,
 }
 
 /// A trial under way.
@@ -45,10 +50,10 @@ pub(super) struct Pairs {
 struct Trial {
     /// Median of the pair's first window, if that has ended.
     first_ns: Option<u64>,
-    /// Pairs that have ended, that the other way has won, and that were given up.
+    /// Pairs that have ended, that the other way has won, and interruptions.
     pairs: u32,
     wins: u32,
-    given_up: u32,
+    interruptions: u32,
 }
 
 impl Default for Pairs {
@@ -63,6 +68,7 @@ impl Default for Pairs {
             next_ns: None,
             pause_ns: PAIRS_PAUSE_NS_MIN,
             last_ns: 0,
+            broken: 0,
         }
     }
 }
@@ -84,10 +90,10 @@ impl Pairs {
         let last_ns = std::mem::replace(&mut self.last_ns, now_ns);
         let next_ns = *self.next_ns.get_or_insert(now_ns + self.pause_ns);
         if begun_ns.saturating_sub(last_ns).max(took_ns) > PAIRS_GAP_NS {
-            return self.interrupted();
+            return self.interrupt();
         }
         let Some(median_ns) = self.window.add(now_ns, took_ns) else { return };
-        self.window = Window::new(0);
+        (self.window, self.broken) = (Window::new(0), 0);
         self.medians_ns[usize::from(self.other)] = Some(median_ns);
         match &mut self.trial {
             None if now_ns < next_ns => {}
@@ -116,15 +122,24 @@ impl Pairs {
         }
     }
 
-    /// What follows is no neighbour of what was before.
-    fn interrupted(&mut self) {
+    /// What follows is no neighbour of what was before: the client has paused, or the other way could not
+    /// be used. Who is never steady for long enough is no judge, and has the usual way.
+    pub(super) fn interrupt(&mut self) {
         self.window = Window::new(PAIRS_SETTLE_NS);
-        let Some(trial) = &mut self.trial else { return };
-        trial.given_up += u32::from(trial.first_ns.take().is_some());
-        if trial.given_up > PAIRS_OF_TRIAL {
-            // This client is no judge.
-            let now_ns = self.last_ns;
-            self.end_trial(now_ns, false);
+        self.broken = self.broken.saturating_add(1);
+        let now_ns = self.last_ns;
+        match &mut self.trial {
+            None if self.chosen && self.broken > INTERRUPTIONS_MAX => self.end_trial(now_ns, false),
+            None => {}
+            Some(trial) if trial.interruptions == INTERRUPTIONS_MAX => {
+                self.end_trial(now_ns, false);
+            }
+            Some(trial) => {
+                (trial.first_ns, trial.interruptions) = (None, trial.interruptions + 1);
+                if self.other != self.chosen {
+                    self.switch();
+                }
+            }
         }
     }
 
@@ -300,16 +315,33 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_seldom_or_pauses_in_every_trial_judges_nothing() {
+    fn who_comes_seldom_judges_nothing() {
         let mut client = Client::new(1);
         let by_other = client.run(1000, |_, _| 2 * PAIRS_GAP_NS);
         assert!(by_other == 0.0 && client.pairs.medians_ns() == [None; 2], "{by_other} %");
-        // Requests come for 50 ms, then none for a second: no two windows are neighbours.
-        let mut at_ns = 0_u64;
-        let by_other = client.run(1000, |_, _| {
-            at_ns += 100_000;
-            if at_ns.is_multiple_of(50_000_000) { SECOND_NS } else { 100_000 }
-        });
-        assert!(by_other < 30.0 && !client.pairs.chosen, "{by_other} %");
+    }
+
+    /// Regression: a trial that a client's pauses broke off stayed in the other way for ever.
+    #[test]
+    fn a_client_that_is_never_steady_for_long_has_the_usual_way() {
+        for (seed, requests) in (0..20).flat_map(|seed| [20, 100, 300, 1000].map(|n| (seed, n))) {
+            // First steady, so that a trial begins; and where the other way was chosen.
+            for seconds in [1, 100] {
+                let mut client = Client::new(seed);
+                client.run(seconds, |other, _| if other { 75_000 } else { 100_000 });
+                let mut count = 0;
+                let mut bursts = |_: bool, _: u64| {
+                    count += 1;
+                    if count % requests == 0 { SECOND_NS } else { 100_000 }
+                };
+                client.run(20, &mut bursts);
+                let by_other = client.run(1000, &mut bursts);
+                assert!(by_other < 3.0, "seed {seed}, {requests} at a time: {by_other} %");
+            }
+            let mut client = Client::new(seed);
+            client.run(1, |_, _| 100_000);
+            let by_other = client.run(1000, |_, _| PAIRS_GAP_NS * 11 / 10);
+            assert!(by_other < 3.0, "seed {seed}, one each 33 ms: {by_other} %");
+        }
     }
 }

@@ -48,20 +48,25 @@ pub(crate) struct Polling {
     pairs: Pairs,
     /// When the last lone request came.
     last_ns: Option<u64>,
+    /// Since then, there was no core to spin on.
+    denied: bool,
     caught: u64,
     missed: u64,
 }
 
 impl Polling {
     pub(crate) fn new(poll: Poll) -> Self {
-        Self { poll, pairs: Pairs::default(), last_ns: None, caught: 0, missed: 0 }
+        Self { poll, pairs: Pairs::default(), last_ns: None, denied: false, caught: 0, missed: 0 }
     }
 
     /// How long to spin now, in nanoseconds; 0: not at all.
-    fn budget_ns(&self, has_spare_core: bool) -> u64 {
+    fn budget_ns(&mut self, has_spare_core: bool) -> u64 {
         match self.poll {
             Poll::Spin(ns) => ns,
-            Poll::Auto if self.pairs.other() && has_spare_core => POLL_SPIN_NS_MAX,
+            Poll::Auto if self.pairs.other() => {
+                self.denied |= !has_spare_core;
+                if has_spare_core { POLL_SPIN_NS_MAX } else { 0 }
+            }
             _ => 0,
         }
     }
@@ -72,11 +77,14 @@ impl Polling {
         *count += 1;
     }
 
-    /// A request came that is alone in flight; the one before it was, too. Without a spare core, nobody
-    /// spins, and nothing is learned of it.
-    fn lone_request(&mut self, now_ns: u64, has_spare_core: bool) {
+    /// A request came that is alone in flight; the one before it was, too. Where there was no core to spin
+    /// on, nothing is learned of spinning.
+    fn lone_request(&mut self, now_ns: u64) {
+        let denied = std::mem::take(&mut self.denied);
         let Some(last_ns) = self.last_ns.replace(now_ns) else { return };
-        if has_spare_core {
+        if denied {
+            self.pairs.interrupt();
+        } else {
             self.pairs.time(now_ns, now_ns.saturating_sub(last_ns));
         }
     }
@@ -120,8 +128,7 @@ impl Queue {
             return;
         }
         if self.alone().is_some() {
-            let has_spare_core = self.volume.has_spare_core();
-            self.volume.polling().lone_request(self.time.exact_ns(), has_spare_core);
+            self.volume.polling().lone_request(self.time.exact_ns());
         } else if was_alone {
             self.volume.polling().interrupted();
         }
@@ -175,7 +182,7 @@ mod tests {
     fn times_in_which_requests_came_together_do_not_count() {
         let mut polling = Polling::new(Poll::Auto);
         for at in 1..=1000 {
-            polling.lone_request(at * 1_000_000, true);
+            polling.lone_request(at * 1_000_000);
             polling.interrupted();
         }
         assert_eq!(polling.state(), Polled::default());
@@ -187,15 +194,18 @@ mod tests {
         let mut now_ns = 0;
         while !polling.pairs.other() {
             now_ns += 100_000;
-            polling.lone_request(now_ns, true);
+            polling.lone_request(now_ns);
         }
         assert_eq!((polling.budget_ns(true), polling.budget_ns(false)), (POLL_SPIN_NS_MAX, 0));
         assert_eq!(Polling::new(Poll::Spin(7)).budget_ns(false), 7);
         assert_eq!(Polling::new(Poll::Off).budget_ns(true), 0);
         let mut polling = Polling::new(Poll::Auto);
         for at in 1..=100_000 {
-            polling.lone_request(at * 100_000, false);
+            assert_eq!(polling.budget_ns(false), 0);
+            polling.lone_request(at * 100_000);
         }
-        assert_eq!(polling.state(), Polled::default(), "nothing is known of spinning");
+        let Polled { spins, asleep_ns, spinning_ns, .. } = polling.state();
+        assert!(!spins && asleep_ns.is_some());
+        assert_eq!(spinning_ns, None, "nothing is known of it");
     }
 }

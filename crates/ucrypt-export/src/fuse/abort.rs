@@ -2,12 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
+use super::device::Device;
 
 /// Where systemd mounts the file system of FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
@@ -50,15 +52,17 @@ fn own_connections() -> Result<OwnedFd, Errno> {
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// Fails every present and future request of the connection that `device` belongs to.
+/// Fails every present and future request of the connection that `device` belongs to, unless it has ended.
 ///
 /// # Errors
 /// As [`Abort::of`]; `ENOENT` if the kernel does not report the connection's number: older kernels
 /// with rings do not.
-pub(super) fn abort(device: &impl AsFd) -> io::Result<()> {
-    let number = device.as_fd().as_raw_fd();
+pub(super) fn abort(device: &Device) -> io::Result<()> {
+    let number = device.as_raw_fd();
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    Abort::of(connection(&facts).ok_or(Errno::NOENT)?)?.now()
+    let abort = Abort::of(connection(&facts).ok_or(Errno::NOENT)?)?;
+    // The number of one that has ended may be another's. Asked after the file was opened: then it was this one's.
+    if device.is_connected() { abort.now() } else { Ok(()) }
 }
 
 /// The connection's number in the kernel's facts (fdinfo) about a descriptor of `/dev/fuse`.

@@ -41,7 +41,7 @@ use ucrypt_engine::Volume;
 use super::abort::Abort;
 use super::device::Device;
 use super::file::{User, VolumeFile};
-use super::{FuseError, How, InUse, Preference, STOP_PATIENCE, cores, mount, serve};
+use super::{FuseError, How, Preference, STOP_PATIENCE, Transport, cores, mount, serve};
 use crate::ending::holds_by;
 
 /// Most threads: the driver has requests of one disk only, and the threads hold locked memory.
@@ -152,7 +152,6 @@ impl Holes {
 /// A file that only holders of its descriptor can use. It ends when the last descriptor is closed.
 #[derive(Debug)]
 pub struct HiddenFile {
-    transport: InUse,
     threads: Vec<JoinHandle<()>>,
     /// Bytes.
     len: u64,
@@ -162,17 +161,13 @@ pub struct HiddenFile {
 
 impl HiddenFile {
     /// Serves the volume from background threads and opens the file. Needs root and Linux 5.2.
-    /// `past_page_cache`: as [`super::FuseOptions::past_page_cache`].
-    pub fn start(
-        volume: &Arc<Volume>,
-        past_page_cache: bool,
-    ) -> Result<(Self, OwnedFd), FuseError> {
+    pub fn start(volume: &Arc<Volume>) -> Result<(Self, OwnedFd), FuseError> {
         let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.map_err(|error| match error {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => FuseError::Missing,
             error => FuseError::Hidden { error: error.into() },
         })?;
-        start(volume, device, past_page_cache).map_err(|error| FuseError::Hidden { error })
+        start(volume, device).map_err(|error| FuseError::Hidden { error })
     }
 
     /// Finds out what holes mean, if they can be discards. To be called as soon as there is a
@@ -184,11 +179,6 @@ impl HiddenFile {
             let (offset, len) = (range.start, range.end - range.start);
             self.holes.settle(range, || probe(offset, len));
         }
-    }
-
-    /// The transport in use, and why.
-    pub(crate) fn transport(&self) -> InUse {
-        self.transport
     }
 
     /// What fails all requests of the driver, without waiting for anything; `None` if there is no permission.
@@ -209,23 +199,19 @@ impl HiddenFile {
     }
 }
 
-fn start(
-    volume: &Arc<Volume>,
-    device: OwnedFd,
-    past_page_cache: bool,
-) -> io::Result<(HiddenFile, OwnedFd)> {
+fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, OwnedFd)> {
     let info = volume.info();
     let read_only = info.read_only;
     let mount = detached_mount(&device, read_only)?;
     let holes = Arc::new(Holes::new(info.discard && !info.fast_write_zeroes));
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
     let how = How {
-        transport: Preference::Auto,
-        past_page_cache: past_page_cache && !info.synchronous,
+        transport: Preference::Only(Transport::Classic),
+        past_page_cache: false,
         threads: cores().clamp(2, THREADS_MAX),
         shared_mappings: false,
     };
-    let (transport, threads) = serve(&file, &Arc::new(Device::new(device)), how)?;
+    let (_, threads) = serve(&file, &Arc::new(Device::new(device)), how)?;
     // The mount ends with its descriptor, but the opened file keeps it alive as long as needed.
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
@@ -236,7 +222,7 @@ fn start(
         statx(&opened, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::SIZE)?;
     // The kernel names a connection after the device number of its file system.
     let abort = Abort::of(found.stx_dev_minor).ok();
-    Ok((HiddenFile { transport, threads, len: info.len, holes, abort }, opened))
+    Ok((HiddenFile { threads, len: info.len, holes, abort }, opened))
 }
 
 /// A random range of [`PROBE_BYTES`] bytes in a volume of `len` bytes, or all of a shorter one.
@@ -364,6 +350,9 @@ mod tests {
             let mount = mounted(&device);
             if number(&mount) == first {
                 assert!(!another.is_connected(), "{first:?} is another's");
+                // Its number is read from the kernel, which still tells it.
+                abort(&another).expect("nothing to do");
+                assert!(device.is_connected(), "another's connection was aborted");
                 break;
             }
             others.push((device, mount));
@@ -377,6 +366,7 @@ mod tests {
         let device = open(mount::DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.expect("/dev/fuse, as root");
         let mount = detached_mount(&device, false).expect("a mount, as root");
+        let device = Device::new(device);
         let root = format!("/proc/self/fd/{}", mount.as_raw_fd());
         let (said, heard) = mpsc::channel();
         let user = thread::spawn(move || {

@@ -268,9 +268,9 @@ impl FuseExport {
         self.mounted.is_out_of_reach(|| self.is_connected())
     }
 
-    /// Whether the kernel still sends requests. It stops when the last user has gone, and the threads end a
-    /// little later.
-    fn is_connected(&self) -> bool {
+    /// Whether the kernel still sends requests. It stops when the last user has gone; the threads end a little
+    /// later, and the [number](FuseExport::number) may be another's by then.
+    pub fn is_connected(&self) -> bool {
         self.device.upgrade().is_some_and(|device| device.is_connected())
     }
 

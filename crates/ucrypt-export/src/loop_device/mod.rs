@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use ucrypt_engine::Volume;
 
-use crate::fuse::{Abort, FuseError, HiddenFile, InUse};
+use crate::fuse::{Abort, FuseError, HiddenFile};
 use device::{Attach, Device};
 
 mod device;
@@ -109,16 +109,11 @@ impl LoopExport {
     /// Attaches the volume to a free device, whose logical block size is the volume's sector size.
     /// `losetup` shows `label`, and [`detach_stale`] recognises the device by it. With `partitions`
     /// the kernel looks for a partition table. The device goes with this process until
-    /// [`LoopExport::keep`]. `past_page_cache`: the image is on a disk and used past the page cache.
-    pub fn start(
-        volume: &Arc<Volume>,
-        label: &str,
-        partitions: bool,
-        past_page_cache: bool,
-    ) -> Result<Self, LoopError> {
+    /// [`LoopExport::keep`].
+    pub fn start(volume: &Arc<Volume>, label: &str, partitions: bool) -> Result<Self, LoopError> {
         Device::check_driver()?;
         let info = volume.info();
-        let (file, opened) = HiddenFile::start(volume, past_page_cache)?;
+        let (file, opened) = HiddenFile::start(volume)?;
         let how =
             Attach { block_size: info.sector_size, read_only: info.read_only, partitions, label };
         let device = Device::attach(&opened, how)?;
@@ -133,11 +128,6 @@ impl LoopExport {
     pub fn keep(&mut self) -> Result<(), LoopError> {
         let device = self.path().into();
         self.device.keep().map_err(|error| LoopError::Attach { device, error })
-    }
-
-    /// How the driver's requests come, and why.
-    pub fn transport(&self) -> InUse {
-        self.file.transport()
     }
 
     /// Its node, `/dev/loopN`.
@@ -278,7 +268,7 @@ mod tests {
     fn export() -> LoopExport {
         let memory = Arc::new(ucrypt_backend::memory(1 << 20).expect("memory"));
         let volume = Arc::new(Volume::raw(memory, VolumeOptions::default()).expect("a volume"));
-        LoopExport::start(&volume, LABEL, false, false).expect("a device, as root")
+        LoopExport::start(&volume, LABEL, false).expect("a device, as root")
     }
 
     /// Attaches a device, says where, and waits for the end of its input.

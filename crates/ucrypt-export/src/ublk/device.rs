@@ -72,7 +72,13 @@ impl Device {
             Recover::IfWaiting => find_waiting(&mut control, options.identity),
         };
         if let Some(number) = recovered {
-            return Self::find(control, number, options, parameters);
+            match Self::find(control, number, options, &parameters) {
+                // It is another server's of the same image, which lives: two may read an image.
+                Err(UblkError::Served { .. }) if options.recover == Recover::IfWaiting => {
+                    control = Control::open()?;
+                }
+                found => return found,
+            }
         }
         delete_leftovers(&mut control, options.identity);
         Self::add(control, options, is_zoned, bounds, parameters)

@@ -168,6 +168,11 @@ impl UblkExport {
         self.threads.iter().any(JoinHandle::is_finished)
     }
 
+    /// Whether it was stopped: its number may be another device's by now.
+    pub fn is_stopped(&self) -> bool {
+        self.device.is_none()
+    }
+
     /// Whether the export has ended by itself: it [is dead](UblkExport::is_dead), or after
     /// [`UblkExport::detach`] no file system and no other device uses it any more.
     pub fn has_ended(&self) -> bool {

@@ -137,9 +137,7 @@ fn answered(paths: &RuntimePaths, answer: io::Result<Option<Value>>) -> Result<V
     answer.ok_or_else(|| {
         // Somebody else has closed it, and it had nothing to say.
         if is_gone(paths, END_PATIENCE) {
-            return Failure::device(format!(
-                "{name} is not open any more: it was closed meanwhile"
-            ));
+            return Failure::gone(format!("{name} is not open any more: it was closed meanwhile"));
         }
         ended(paths)
     })
@@ -172,7 +170,7 @@ fn connect(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failu
             paths.socket().display()
         )),
         io::ErrorKind::NotFound => {
-            Failure::device(format!("{name} is not open; ucrypt open IMAGE {name} opens it"))
+            Failure::gone(format!("{name} is not open; ucrypt open IMAGE {name} opens it"))
         }
         _ => Failure::device(format!(
             "the server of {name} was killed; ucrypt close {name} removes what it left"

@@ -296,6 +296,8 @@ impl Life {
         if !matches!(self.suspension, Suspension::None) {
             opened.volume.abandon();
         }
+        // The number of its device may be another's from now on.
+        let link = link.filter(|_| matches!(end, End::InUse(_)));
         let (limit, waiting) = match &end {
             End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
             End::Unused => (END_LIMIT, None),

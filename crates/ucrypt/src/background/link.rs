@@ -114,12 +114,18 @@ pub(super) fn has_remains(name: &str) -> bool {
 /// Whether the device that the link leads to is still the one that was attached for it, as far as the kernel numbers
 /// disks: what a killed server has left may lead to somebody else's device by now.
 pub(super) fn is_its_own(name: &str) -> bool {
-    let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let now = || {
-        let device = fs::read_link(path(name)).ok()?;
-        number(&Path::new("/sys/class/block").join(device.file_name()?).join("diskseq"))
-    };
-    number(&lock_path(name)).is_none_or(|made| now() == Some(made))
+    let made = number_in(&lock_path(name));
+    let now = || sequence_of(&fs::read_link(path(name)).ok()?);
+    made.is_none_or(|made| now() == Some(made))
+}
+
+/// The kernel's sequence number of the disk that a device is now; `None` before Linux 5.15.
+pub(super) fn sequence_of(device: &Path) -> Option<u64> {
+    number_in(&Path::new("/sys/class/block").join(device.file_name()?).join("diskseq"))
+}
+
+fn number_in(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// Removes the link of a server that was killed, and detaches its device as soon as nobody uses

@@ -83,7 +83,7 @@ impl Served {
     /// the image is used past the page cache.
     pub(super) fn memory(self, direct: bool) -> usize {
         match self {
-            Self::Loop => serve::by_transport(Preference::Auto, direct, LOOP_MEMORY, MEMORY),
+            Self::Loop => LOOP_MEMORY,
             Self::Fuse => serve::fuse_memory(Preference::Auto, direct),
             Self::Ublk | Self::Nbd => MEMORY,
         }
@@ -128,13 +128,13 @@ impl Served {
                     identity: opened.facts.identity(),
                 };
                 let device = UblkExport::start(volume, &options)?;
-                let shown = linked(device.path(), None)?;
+                let shown = linked(device.path(), link::sequence_of(device.path()))?;
                 exports.ublk = Some(device);
                 shown
             }
             Self::Loop => {
                 let label = link::label(paths.name());
-                let mut device = LoopExport::start(volume, &label, args.partscan, opened.direct)?;
+                let mut device = LoopExport::start(volume, &label, args.partscan)?;
                 let shown = linked(device.path(), device.sequence())?;
                 // Not earlier: nobody would find the device of a server that is killed before.
                 device.keep()?;

@@ -271,7 +271,7 @@ fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
 pub(crate) fn is_luks(args: &IsLuksArgs) -> Result<(), Failure> {
     let path = args.header.as_ref().unwrap_or(&args.image);
     let image = open_to_look(path)?;
-    let no = Failure { code: 1, message: String::new() };
+    let no = Failure::with(1, "");
     match Header::read(&HeaderImage(&image)) {
         Ok((header, _)) if args.kind.includes(&header) => Ok(()),
         Ok(_) | Err(Error::NotLuks { .. }) => Err(no),

@@ -446,6 +446,14 @@ fn a_server_that_was_killed_before_it_listened_is_cleaned_up_by_close() {
     assert!(message.contains("not open"), "{message}");
 }
 
+/// Whether a process has a thread of this name.
+fn has_thread(process: Pid, name: &str) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let names = tasks.into_iter().flatten().flatten();
+    let mut names = names.flat_map(|task| fs::read_to_string(task.path().join("comm")));
+    names.any(|found| found.trim_end() == name)
+}
+
 /// While a server ends, a second `close` waits for its lock. What it then gets is no remains.
 #[test]
 fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_killed() {
@@ -469,13 +477,7 @@ fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_kill
         if by_signal {
             kill_process(above, Signal::TERM).expect("a signal");
         }
-        let is_ending = || {
-            let tasks = fs::read_dir(format!("/proc/{}/task", above.as_raw_nonzero()));
-            let names = tasks.into_iter().flatten().flatten();
-            let names = names.map(|task| fs::read_to_string(task.path().join("comm")));
-            names.flatten().any(|name| name.trim_end() == "watchdog")
-        };
-        await_that("the end to begin", is_ending);
+        await_that("the end to begin", || has_thread(above, "watchdog"));
         let second = close();
         // It needs a moment to get to the lock; without it the test proves less.
         std::thread::sleep(Duration::from_millis(500));
@@ -489,6 +491,61 @@ fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_kill
         assert!(!said.contains("killed"), "{said}");
         scratch.await_end(above);
     }
+}
+
+/// `detach` and `close --all` want a volume closed. Another who closes it just then has done their work.
+#[test]
+fn a_volume_that_is_closed_meanwhile_is_no_failure_of_who_wants_all_closed() {
+    for words in [&["detach", "above"][..], &["close", "--all"]] {
+        let scratch = Scratch::new();
+        // These actions do not close the volume below, whose server has another runtime directory.
+        let elsewhere = Scratch::new();
+        let image = elsewhere.sparse("image", DATA);
+        let mut below = elsewhere.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+        let path = run(below.arg(&image).arg("below"), b"").text();
+        let holder = elsewhere.server();
+        let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
+        run(above.args([path.trim(), "above"]), b"").passes();
+        let above = elsewhere.server_beside(&[holder]);
+        // The last flush waits for the image.
+        stop(holder);
+        kill_process(above, Signal::TERM).expect("a signal");
+        await_that("the end to begin", || has_thread(above, "watchdog"));
+        let mut second = scratch.ucrypt(words);
+        let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let second = second.spawn().expect("started");
+        // It needs a moment to get to the lock; without it the test proves less.
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(holder, Signal::CONT).expect("it goes on");
+        let ended = second.wait_with_output().expect("waited");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{words:?}: {}: {said}", ended.status);
+        scratch.await_end(above);
+    }
+}
+
+/// The number of a loop device is free when the device was detached, before the last flush.
+#[test]
+fn no_name_leads_to_a_device_that_may_be_anothers() {
+    let scratch = Scratch::new();
+    let (holder, above) = loop_over_a_file(&scratch);
+    let link = scratch.device();
+    assert!(fs::symlink_metadata(&link).is_ok(), "{}", link.display());
+    stop(holder);
+    let mut close = scratch.ucrypt(&["close", &scratch.unique()]);
+    let close = close.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let close = close.spawn().expect("started");
+    await_that("the end to begin", || has_thread(above, "watchdog"));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fs::symlink_metadata(&link).is_ok() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let is_left = fs::symlink_metadata(&link).is_ok();
+    kill_process(holder, Signal::CONT).expect("it goes on");
+    let ended = close.wait_with_output().expect("waited");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(!is_left, "{} was there while the image was flushed", link.display());
+    scratch.await_end(above);
 }
 
 #[test]

@@ -31,7 +31,8 @@ const OTHERS: u64 = 20;
 
 /// strace, which stops counting when it is dropped.
 struct Counter {
-    strace: Child,
+    /// `None` once it has ended.
+    strace: Option<Child>,
     /// It writes there to the end.
     _said: BufReader<ChildStderr>,
 }
@@ -46,19 +47,19 @@ impl Counter {
             strace.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut said = BufReader::new(strace.stderr.take().expect("a pipe"));
         // It says so when it has all threads.
-        let mut line = String::new();
+        let (mut line, mut heard) = (String::new(), String::new());
         while !line.contains("attached") {
             line.clear();
             let count = said.read_line(&mut line).expect("text");
-            assert!(count > 0, "strace has ended");
+            assert!(count > 0, "strace has ended: {heard}");
+            heard += &line;
         }
-        Self { strace, _said: said }
+        Self { strace: Some(strace), _said: said }
     }
 
     /// The calls by name.
     fn end(mut self, report: &Path) -> Vec<(String, u64)> {
         self.interrupt();
-        self.strace.wait().expect("it ends");
         let report = std::fs::read_to_string(report).expect("a report");
         let calls = report.lines().filter_map(|line| {
             let (name, calls) = line.trim().split_once(char::is_whitespace)?;
@@ -68,16 +69,17 @@ impl Counter {
     }
 
     /// `timeout` passes it on.
-    fn interrupt(&self) {
+    fn interrupt(&mut self) {
+        let Some(mut strace) = self.strace.take() else { return };
         // It may have ended.
-        let _ = kill_process(Pid::from_child(&self.strace), Signal::INT);
+        let _ = kill_process(Pid::from_child(&strace), Signal::INT);
+        let _ = strace.wait();
     }
 }
 
 impl Drop for Counter {
     fn drop(&mut self) {
         self.interrupt();
-        let _ = self.strace.wait();
     }
 }
 

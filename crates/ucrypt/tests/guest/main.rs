@@ -78,7 +78,7 @@ impl Guest {
                 disk.as_file().set_len(128 << 20).expect("a length");
                 (name, disk)
             });
-            Self::boot("rings", &["loop", "ext4", "xts"], |command| {
+            Self::boot("rings", &["ext4", "xts"], |command| {
                 command.args(["--kernel", NEWER, "--append", "fuse.enable_uring=1"]);
                 for (name, disk) in &disks {
                     command.args(["--disk", &format!("{name}={}", disk.path().display())]);
@@ -213,7 +213,7 @@ fn without_the_driver_the_command_says_what_works_instead() {
 }
 
 #[test]
-fn files_and_loop_devices_over_rings_are_disks() {
+fn files_over_rings_are_disks() {
     Guest::with_rings().passed("disks");
 }
 

@@ -1,5 +1,5 @@
-# Files and loop devices whose requests come by FUSE over io_uring, over an image on a disk: the random client, and
-# fio that verifies what it wrote. The loop driver's discards leave zeroes that were asked for alone.
+# Files whose requests come by FUSE over io_uring, over an image on a disk: the random client, and fio that verifies
+# what it wrote.
 # shellcheck disable=SC2154 # common.sh sets $server
 [ "$(cat /sys/module/fuse/parameters/enable_uring)" = Y ]
 seed=${UCRYPT_SEED:-1}
@@ -32,28 +32,5 @@ for sectors in 512 4096; do
     serve out disk/image --key-file key --direct --json --fuse file --fuse-transport classic
     dd if=file bs=1M count=16 | cmp - by_rings
     stop "$server"
-
-    link=$(ucrypt open disk/image disk --key-file key --direct --as loop --allow-discards)
-    ucrypt status disk | grep "loop (FUSE, io_uring"
-    dd if="$link" bs=1M count=16 | cmp - by_rings
-    # Found by the random client, too, but seldom: zeroes of the first bytes stay what they are.
-    try "$link" $sectors
-    /bin/blkdiscard -f -z -o 65536 -l 131072 "$link"
-    dd if="$link" bs=64k skip=1 count=2 iflag=direct | cmp -n 131072 - /dev/zero
-    dd if=by_rings of="$link" bs=64k count=16 conv=notrunc,fsync
-    /bin/blkdiscard -f -o 131072 -l 65536 "$link"
-    dd if="$link" bs=64k count=2 iflag=direct | cmp -n 131072 - by_rings
-    dd if="$link" bs=64k skip=3 count=13 iflag=direct > rest
-    dd if=by_rings bs=64k skip=3 count=13 | cmp - rest
-    mkfs.ext4 -q -F "$link"
-    mkdir -p mnt
-    mount "$link" mnt
-    cp by_rings mnt/file
-    refused 5 "in use" ucrypt close disk
-    umount mnt
-    mount "$link" mnt
-    cmp by_rings mnt/file
-    umount mnt
-    ucrypt close disk
 done
 umount disk

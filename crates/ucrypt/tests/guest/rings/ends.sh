@@ -1,4 +1,4 @@
-# What programs see when the server of a file or a loop device over io_uring is killed, or its connection is
+# What programs see when the server of a file over io_uring is killed, or its connection is
 # aborted, under load: errors, soon. What was synced before is there afterwards, and everything can be opened again.
 # shellcheck disable=SC2154 # common.sh sets $server
 mkfs.ext4 -q -F /dev/disk/ends
@@ -39,7 +39,6 @@ for end in kill abort; do
     serve out disk/image --key-file key --direct --json --fuse file
     grep '"transport":"io_uring"' out
     synced file
-    # shellcheck disable=SC2012 # numbers
     connection=$(stat -c %d file)
     load file
     if [ $end = kill ]; then
@@ -54,19 +53,8 @@ for end in kill abort; do
     echo "the server ended with $status"
     umount file || true
 
-    link=$(ucrypt open disk/image disk --key-file key --direct --as loop)
-    dd if="$link" bs=1M count=1 iflag=direct | cmp - kept
-    synced "$link"
-    load "$link"
-    if [ $end = kill ]; then
-        kill -KILL "$(ucrypt status disk --json | sed 's/.*"pid": *\([0-9]*\).*/\1/' | grep -x '[0-9]*' | head -n 1)"
-    else
-        for connection in /sys/fs/fuse/connections/*/abort; do echo 1 > "$connection"; done
-    fi
-    has_ended "$load"
-    ucrypt close disk || true
-    link=$(ucrypt open disk/image disk --key-file key --direct --as loop)
-    dd if="$link" bs=1M count=1 iflag=direct | cmp - kept
-    ucrypt close disk
+    serve out disk/image --key-file key --direct --json --fuse file
+    dd if=file bs=1M count=1 iflag=direct | cmp - kept
+    stop "$server"
 done
 umount disk

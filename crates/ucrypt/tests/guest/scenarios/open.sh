@@ -89,3 +89,23 @@ kill -KILL "$(background_server)"
 ucrypt open --key-file key image disk
 [ "$(echo /dev/ublkc* | wc -w)" = 1 ]
 ucrypt close disk
+
+# The link of a killed server is not taken for that of the next volume, whose device has its number.
+ucrypt open --key-file key image killed
+kill -KILL "$(background_server)"
+link=$(ucrypt open --key-file key image living)
+[ "$(readlink /dev/ucrypt/killed)" = "$(readlink "$link")" ]
+mkfs.ext4 -q -F "$link"
+mount "$link" mnt
+ucrypt umount mnt 2>&1 | grep "living stays open"
+ucrypt close living
+[ ! -L "$link" ]
+refused 4 "was killed" ucrypt close killed
+[ ! -L /dev/ucrypt/killed ]
+
+# Two may read an image, the first by a device that would wait for another server.
+ucrypt open --readonly --ublk-wait --key-file key image one
+ucrypt open --readonly --key-file key image two
+[ "$(readlink /dev/ucrypt/one)" != "$(readlink /dev/ucrypt/two)" ]
+cmp -n 65536 /dev/ucrypt/one /dev/ucrypt/two
+ucrypt close one two
