@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::abi::{
     ANY_DEVICE, Control as Command, DeviceInfo, Parameters, STATE_DEAD, STATE_LIVE, STATE_QUIESCED,
-    feature,
+    attribute, feature,
 };
 use super::control::Control;
 use super::error::failed;
@@ -72,11 +72,13 @@ impl Device {
             Recover::IfWaiting => find_waiting(&mut control, options.identity),
         };
         if let Some(number) = recovered {
+            let attributes = parameters(bounds(true).io_bytes_max, true).attributes;
+            let may_share =
+                options.recover == Recover::IfWaiting && attributes & attribute::READ_ONLY != 0;
             match Self::find(control, number, options, &parameters) {
-                // It is another server's of the same image, which lives: two may read an image.
-                Err(UblkError::Served { .. }) if options.recover == Recover::IfWaiting => {
-                    control = Control::open()?;
-                }
+                // It is another server's of the same image: several may read one. If it can be written, its
+                // server has died, and its device waits for this one.
+                Err(UblkError::Served { .. }) if may_share => control = Control::open()?,
                 found => return found,
             }
         }
