@@ -164,10 +164,9 @@ fn is_mapped_by(
     let has_devices = watched.iter().any(|it| !it.numbers.is_empty());
     let table = maps::of(process);
     table.lines().filter_map(maps::parse).any(|mapped| {
-        if watched
-            .iter()
-            .any(|it| it.has_name(mapped.path) || it.file_system == Some(mapped.device))
-        {
+        if watched.iter().any(|it| {
+            it.file_system.map_or_else(|| it.has_name(mapped.path), |it| it == mapped.device)
+        }) {
             return true;
         }
         let file = (mapped.device, mapped.inode);
@@ -229,11 +228,13 @@ impl Watched {
     /// Whether a descriptor, a link in `/proc/PID/fd`, is open on it.
     fn is_open_as(&self, descriptor: &Path) -> bool {
         let Ok(target) = fs::read_link(descriptor) else { return false };
+        // By its name, a file of another mount namespace, or of the server before, could be taken for it.
+        if self.file_system.is_some() {
+            return target.is_absolute() && self.file_system == file_system_of(descriptor);
+        }
         // Other names are those of pipes, sockets and the like.
         self.has_name(&target.to_string_lossy())
-            || target.is_absolute()
-                && (self.has_node(descriptor)
-                    || self.file_system.is_some() && self.file_system == file_system_of(descriptor))
+            || target.is_absolute() && self.has_node(descriptor)
     }
 
     /// Whether there is a node of it at `path`.
@@ -391,10 +392,12 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         let users = of(&place);
+        let of_another = of(&[Place::File(&path, Some((0, u32::MAX)))]);
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(users.seen.len(), 1, "{users:?}");
         assert!(users.seen[0].ends_with(&format!("(process {})", child.id())), "{users:?}");
+        assert_eq!(of_another.seen, [""; 0], "another file system has a file of this name");
         let _own = File::open(&path).unwrap();
         let own = format!("(process {})", std::process::id());
         let users = of(&place);

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -73,10 +74,13 @@ impl Control {
         self.at(command, device, 0, &[], true).map(drop)
     }
 
-    /// Deletes a device. Its number is free once the last user has closed the device; only older
+    /// Deletes a device, and closes its file. Its number is free once the last user has closed the device; only older
     /// kernels wait for that here.
-    pub(super) fn delete(&mut self, device: u32) -> Result<(), Errno> {
-        match self.tell(Command::DeleteDeviceAsync, device) {
+    pub(super) fn delete(&mut self, device: u32, file: Option<Arc<File>>) -> Result<(), Errno> {
+        let told = self.tell(Command::DeleteDeviceAsync, device);
+        // Not before: the number could be another device's. Nor later: an older kernel would wait for it.
+        drop(file);
+        match told {
             Err(Errno::OPNOTSUPP | Errno::INVAL) => self.tell(Command::DeleteDevice, device),
             told => told,
         }

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -44,6 +45,9 @@ pub(super) struct Device {
     is_recovery: bool,
     /// Whether to delete the device when this is dropped.
     is_ours: bool,
+    /// The file of the queues. While it is open, the number is no other device's, whoever has stopped and deleted this
+    /// one meanwhile.
+    file: Option<Arc<File>>,
 }
 
 /// Whether root made the device, and not a user.
@@ -132,7 +136,7 @@ impl Device {
             Errno::PERM | Errno::ACCESS => UblkError::NotForUsers { error: error.into() },
             error => failed("add a ublk device")(error),
         })?;
-        let mut device = Self { control, info, is_recovery: false, is_ours: true };
+        let mut device = Self { control, info, is_recovery: false, is_ours: true, file: None };
         // The commands that follow name the node; the kernel allows them to whoever may use it.
         drop(device.open()?);
         device
@@ -177,7 +181,7 @@ impl Device {
         {
             return Err(UblkError::OtherVolume { device });
         }
-        Ok(Self { control, info, is_recovery: true, is_ours: false })
+        Ok(Self { control, info, is_recovery: true, is_ours: false, file: None })
     }
 
     pub(super) fn info(&self) -> &DeviceInfo {
@@ -195,7 +199,7 @@ impl Device {
 
     /// Opens the character device, to attach queues to it. In a recovery, first makes the kernel
     /// forget the dead server.
-    pub(super) fn open_for_queues(&mut self) -> Result<File, UblkError> {
+    pub(super) fn open_for_queues(&mut self) -> Result<Arc<File>, UblkError> {
         if self.is_recovery {
             let until = Instant::now() + PATIENCE;
             loop {
@@ -209,7 +213,9 @@ impl Device {
                 }
             }
         }
-        self.open()
+        let file = Arc::new(self.open()?);
+        self.file = Some(file.clone());
+        Ok(file)
     }
 
     /// Opens the character device. It may take a moment to appear and to belong to its owner.
@@ -268,7 +274,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.is_ours {
-            let _ = self.control.delete(self.info.device);
+            let _ = self.control.delete(self.info.device, self.file.take());
         }
     }
 }
@@ -306,7 +312,7 @@ fn delete_leftovers(control: &mut Control, identity: u64) {
     for info in devices_of(control, identity) {
         if info.state == STATE_DEAD && info.server_pid == ENDED {
             // If this fails, the device stays.
-            let _ = control.delete(info.device);
+            let _ = control.delete(info.device, None);
         }
     }
 }

@@ -146,7 +146,7 @@ impl UblkExport {
         };
         // Everything that could be missing is there: from here on the kernel depends on us.
         let attached = starting.await_all().map_err(failed("prepare the queues")).and_then(|()| {
-            let file = Arc::new(device.open_for_queues()?);
+            let file = device.open_for_queues()?;
             starting.attach(&file);
             starting.await_all().map_err(failed("attach the queues"))
         });
@@ -223,7 +223,7 @@ impl UblkExport {
             // A thread that panicked has ended too.
             let _ = thread.join();
         }
-        // The threads have closed their files, so the kernel's device may go.
+        // The threads have ended, so the kernel's device may go.
         drop(device);
     }
 }

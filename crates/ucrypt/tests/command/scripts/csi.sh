@@ -64,6 +64,33 @@ mount -t tmpfs none other
 fails 5 stage "$id" image key other
 umount other
 
+# One call at a time; the server, which stays, has not inherited the lock.
+lock=$XDG_RUNTIME_DIR/csi-$id.lock
+flock "$lock" true
+exec 8>"$lock"
+flock 8
+fails 75 stage "$id" image key stage xfs
+is_closed
+fails 75 unstage "$id" stage
+exec 8>&-
+sh "$node" stage "$id" image key stage xfs
+flock -n "$lock" true
+
+# Something else that is mounted where a pod wants the volume stays, and is not taken for it.
+mount -t tmpfs none pod
+fails 4 publish stage pod
+mountpoint -q pod
+umount pod
+
+# A volume whose server does not answer is not unstaged: it may still write.
+umount stage
+pkill -STOP -f "serve-in-background.*csi-$id\$"
+fails 4 unstage "$id" stage
+grep -q "still served" error
+pkill -CONT -f "serve-in-background.*csi-$id\$"
+sh "$node" unstage "$id" stage
+is_closed
+
 # A file system whose server was killed is not staged.
 sh "$node" stage "$id" image key stage xfs
 pkill -KILL -f "serve-in-background.*csi-$id\$"
