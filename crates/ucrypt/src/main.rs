@@ -46,14 +46,17 @@ mod token_unlock;
 mod top;
 mod transfer;
 mod ucrypttab;
+mod usage;
 mod users;
 mod volume;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use failure::Failure;
 use options::Judged;
@@ -227,14 +230,15 @@ fn main() -> ExitCode {
         Ok(judged) => judged,
         Err(failure) => return exit(Err(failure), false),
     };
-    let words = std::iter::once("ucrypt".into()).chain(words);
-    let parsed = help::arranged(Cli::command()).try_get_matches_from(words).and_then(|matches| {
+    let given = std::iter::once("ucrypt".into()).chain(words.iter().cloned());
+    let mut command = help::arranged(Cli::command());
+    let parsed = command.try_get_matches_from_mut(given).and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
     });
     let (cli, matches) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return usage(&error),
+        Err(error) => return untaken(&error, &command, &words),
     };
     let sound = matches.subcommand().map_or(Ok(()), |(name, given)| effects::check(name, given));
     memory::guard(cli.debug);
@@ -261,11 +265,15 @@ fn main() -> ExitCode {
 
 /// Handles a command line that runs no action. Prints help or version to standard output. Any other
 /// parse error is a wrong parameter and goes to standard error.
-fn usage(error: &clap::Error) -> ExitCode {
-    if error.use_stderr() {
+fn untaken(error: &clap::Error, command: &Command, words: &[OsString]) -> ExitCode {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // If standard error is closed, nobody can be told.
         let _ = error.print();
         return ExitCode::from(1);
+    }
+    if error.use_stderr() {
+        let words = words.iter().filter_map(|word| word.to_str());
+        return exit(Err(Failure::wrong(usage::line(error, command, words))), false);
     }
     let text = error.render();
     let ansi = std::io::stdout().is_terminal();
