@@ -229,12 +229,15 @@ impl Explorer {
         let requests = self.epoch.requests();
         self.epoch.depth = depth.max(in_flight);
         let enough = if self.settles { 0 } else { EPOCH_REQUESTS_MIN.max(depth) };
-        let full =
-            in_flight >= depth || requests >= EPOCH_ENOUGH_FACTOR * EPOCH_REQUESTS_MIN.max(depth);
+        let many = requests >= EPOCH_ENOUGH_FACTOR * EPOCH_REQUESTS_MIN.max(depth);
+        let full = in_flight >= depth || many;
         let short = !self.settles && self.epoch.spent_ns < EPOCH_NS_MIN;
-        if self.left_over > 0 || short || requests < enough || !full {
+        // A request of the arm before may take as long as it likes, such as one that zeroes the whole disk.
+        let is_awaited = self.left_over > 0 && !many;
+        if is_awaited || short || requests < enough || !full {
             return;
         }
+        self.left_over = 0;
         let epoch = std::mem::take(&mut self.epoch);
         self.epoch.depth = in_flight;
         if std::mem::take(&mut self.settles) {
@@ -281,8 +284,8 @@ impl Explorer {
     #[inline]
     pub(crate) fn end(&mut self, op: Op, bytes: u64, changes: u32) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        if self.left_over > 0 {
-            self.left_over -= u32::from(changes != self.changes);
+        if changes != self.changes {
+            self.left_over = self.left_over.saturating_sub(1);
             return;
         }
         match op {
@@ -327,6 +330,8 @@ mod tests {
         random: fastrand::Rng,
         /// Requests that began under each arm.
         begun: [u64; ARMS.len()],
+        /// Requests under way that never end.
+        hangs: usize,
     }
 
     const ALL_GAIN: fn(&Load) -> MayGain = |_| MayGain { offload: true, whole: true };
@@ -340,7 +345,7 @@ mod tests {
         fn new(seed: u64) -> Self {
             println!("seed {seed}");
             let random = fastrand::Rng::with_seed(seed);
-            Self { explorer: Explorer::new(), now_ns: 0, random, begun: [0; ARMS.len()] }
+            Self { explorer: Explorer::new(), now_ns: 0, random, begun: [0; ARMS.len()], hangs: 0 }
         }
 
         /// Runs bursts of `depth` requests. Each request takes about its arm's `each_ns`; one burst
@@ -360,7 +365,7 @@ mod tests {
             for _ in 0..bursts {
                 let arm = self.explorer.arm();
                 let changes = self.explorer.changes();
-                self.explorer.pass(self.now_ns, depth);
+                self.explorer.pass(self.now_ns, depth + self.hangs);
                 self.explorer.turn(&mut gains);
                 self.begun[arm as usize] += depth as u64;
                 if arm != Arm::AllInline {
@@ -371,7 +376,7 @@ mod tests {
                 let stall = if self.random.u64(..500) == 0 { 50 * each } else { 0 };
                 let noise = self.random.u64(..=each / 5) * depth as u64;
                 self.now_ns += each * depth as u64 + noise + stall;
-                self.explorer.pass(self.now_ns, depth);
+                self.explorer.pass(self.now_ns, depth + self.hangs);
                 for _ in 0..depth {
                     self.explorer.end(op, 4096, changes);
                 }
@@ -381,6 +386,17 @@ mod tests {
         fn share(&self, arm: Arm) -> f64 {
             self.begun[arm as usize] as f64 / self.begun.iter().sum::<u64>() as f64
         }
+    }
+
+    /// A trial had no end as long as one request did.
+    #[test]
+    fn a_request_that_never_ends_keeps_no_trial_going() {
+        let each_ns = arms([1000, 20_000, 9000]);
+        let mut load = Clients::new(1);
+        load.hangs = 1;
+        load.run(Op::Read, 4, 100_000, each_ns);
+        assert!(load.share(Arm::Model) > 0.9, "{:?}", load.begun);
+        assert!(load.share(Arm::AllInline) > 0.0, "there was a trial");
     }
 
     #[test]

@@ -289,7 +289,7 @@ impl Queue {
     /// that comes alone may have any number.
     fn has_room_for(&self, pieces: usize) -> bool {
         let most = PIECES_MIN.max(PIECES * self.requests.capacity() as usize);
-        self.pieces == 0 || self.pieces + pieces <= most
+        pieces == 0 || self.pieces == 0 || self.pieces + pieces <= most
     }
 
     /// The last request that was submitted was refused and fails with [`Errno::NOMEM`], because nothing is

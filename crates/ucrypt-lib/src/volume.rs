@@ -13,6 +13,9 @@ use crate::file::VolumeFile;
 use crate::queues::Queues;
 use crate::serve::{NbdServer, ServedFile};
 
+/// Most bytes that are zeroed at a time: who writes a part of a sector nearby waits for no more than that.
+const ZEROES_BYTES: u64 = 64 << 20;
+
 /// Where the description of a volume comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -240,7 +243,14 @@ impl Volume {
             return self.engine().map(drop);
         }
         let (fua, no_unmap, fast) = (false, false, false);
-        self.one("write of zeroes", offset, Io::WriteZeroes { offset, len, fua, no_unmap, fast })
+        let mut done = 0;
+        while done < len {
+            let (offset, len) = (offset + done, ZEROES_BYTES.min(len - done));
+            let io = Io::WriteZeroes { offset, len, fua, no_unmap, fast };
+            self.one("write of zeroes", offset, io)?;
+            done += len;
+        }
+        Ok(())
     }
 
     /// Tells the image that `len` bytes from byte `offset` on are no longer needed. They may read as

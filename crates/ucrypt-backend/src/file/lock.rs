@@ -126,8 +126,13 @@ fn acquire(fd: BorrowedFd<'_>, read_only: bool, patience: Duration) -> Result<bo
             Err(Errno::INVAL | Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => true,
             other => other?,
         };
-        if taken || Instant::now() >= until {
-            return Ok(taken);
+        if taken {
+            return Ok(true);
+        }
+        // Two processes that wait for each other would wait for ever; and who goes on without the lock has no part of it.
+        release(fd)?;
+        if Instant::now() >= until {
+            return Ok(false);
         }
         std::thread::sleep(PAUSE);
     }
@@ -147,14 +152,13 @@ fn attempt(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, Errno> {
         unshared.iter().map(|bit| USED + bit).chain(used.iter().map(|bit| UNSHARED + bit));
     for byte in conflicts {
         if !is_free(fd, byte)? {
-            release(fd)?;
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Releases all bytes, so that two processes that wait for each other do not wait for ever.
+/// Releases all bytes.
 fn release(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut all = range(USED);
     (all.l_type, all.l_len) = (libc::F_UNLCK as libc::c_short, 2 * (UNSHARED - USED));
@@ -186,4 +190,33 @@ fn is_file(path: &Path, file: &Statx) -> bool {
         let of = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
         of(&found) == of(file)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// Who went on without the lock, because it may share the image, held a part of it for ever.
+    #[test]
+    fn an_attempt_that_fails_leaves_no_byte_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, []).unwrap();
+        let open = || fs::File::options().read(true).write(true).open(&path).unwrap();
+        let (other, ours, third) = (open(), open(), open());
+        // A program that locks whole files.
+        let mut all = range(UNSHARED + WRITE);
+        all.l_type = libc::F_WRLCK as libc::c_short;
+        fcntl(other.as_fd(), libc::F_OFD_SETLK, &mut all).unwrap();
+        assert_eq!(acquire(ours.as_fd(), true, Duration::ZERO), Ok(false));
+        for byte in [CONSISTENT_READ, WRITE, RESIZE] {
+            assert_eq!(is_free(third.as_fd(), USED + byte), Ok(true));
+        }
+        assert_eq!(is_free(third.as_fd(), UNSHARED + RESIZE), Ok(true));
+        drop(other);
+        assert_eq!(acquire(ours.as_fd(), true, Duration::ZERO), Ok(true));
+        assert_eq!(is_free(third.as_fd(), USED + CONSISTENT_READ), Ok(false));
+    }
 }

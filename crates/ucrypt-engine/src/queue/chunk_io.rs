@@ -263,6 +263,9 @@ impl Queue {
         let Chunk { bufs, again } = &mut self.chunks[chunk.index()];
         if self.machine.retried_after(chunk).is_some() {
             take_front(again, len as usize, bufs);
+            if again.is_empty() {
+                *again = Vec::new();
+            }
         } else if kind == IoKind::Read {
             for part in parts {
                 let whole = self.machine_requests[part.request.index()].cut(part, bufs);
@@ -357,7 +360,9 @@ impl Queue {
 
     /// Releases the buffers of a chunk that no request needs any more.
     pub(super) fn drop_chunk(&mut self, chunk: ChunkId) {
-        self.chunks[chunk.index()].bufs.clear();
+        let bufs = &mut self.chunks[chunk.index()].bufs;
+        bufs.clear();
+        bufs.shrink_to(CHUNK_BUFS);
     }
 }
 

@@ -102,10 +102,37 @@ enum Kind {
     Read { offset: u64 },
     /// Send the result.
     Plain,
-    /// As `Plain`. Many bytes may be zeroed by one request.
-    Zeroes,
+    /// As `Plain`, once all of it is done.
+    Zeroes(Zeroing),
     /// Flush, then send the result: the engine's discard has no FUA.
     TrimThenFlush,
+}
+
+/// Most bytes that are zeroed at a time: who writes a part of a sector nearby waits for no more than that.
+const ZEROES_BYTES_MAX: u64 = 64 << 20;
+
+/// What is left of a range to be zeroed, in bytes.
+#[derive(Clone, Copy)]
+struct Zeroing {
+    offset: u64,
+    len: u64,
+    fua: bool,
+    no_unmap: bool,
+    fast: bool,
+}
+
+impl Zeroing {
+    /// The first piece.
+    fn io(self) -> Io<'static> {
+        let Self { offset, fua, no_unmap, fast, .. } = self;
+        Io::WriteZeroes { offset, len: self.len.min(ZEROES_BYTES_MAX), fua, no_unmap, fast }
+    }
+
+    /// What is left behind the first piece.
+    fn rest(self) -> Option<Self> {
+        let len = self.len.checked_sub(ZEROES_BYTES_MAX).filter(|len| *len > 0)?;
+        Some(Self { offset: self.offset + ZEROES_BYTES_MAX, len, ..self })
+    }
 }
 
 pub(super) struct Connection<'a> {
@@ -262,7 +289,13 @@ impl<'a> Connection<'a> {
             (Ok(()), Kind::Read { .. }, None) => {
                 Reply::error(self.structured, cookie, Refusal::from(Errno::IO))
             }
-            (Ok(()), Kind::Plain | Kind::Zeroes, _) => Reply::success(cookie),
+            (Ok(()), Kind::Zeroes(done), _)
+                if self.output_open
+                    && let Some(rest) = done.rest() =>
+            {
+                return self.start(Pending { cookie, kind: Kind::Zeroes(rest) }, rest.io());
+            }
+            (Ok(()), Kind::Plain | Kind::Zeroes(_), _) => Reply::success(cookie),
             (Ok(()), Kind::TrimThenFlush, _) => {
                 return self.start(Pending { cookie, kind: Kind::Plain }, Io::Flush);
             }
@@ -294,7 +327,7 @@ impl<'a> Connection<'a> {
         self.output_open = false;
         let Self { queue, pending, backlog, .. } = self;
         let is_in_vain =
-            |pending: &Pending| matches!(pending.kind, Kind::Read { .. } | Kind::Zeroes);
+            |pending: &Pending| matches!(pending.kind, Kind::Read { .. } | Kind::Zeroes(_));
         backlog.retain(|(tag, _)| {
             let keep = pending.get(*tag).is_some_and(|pending| !is_in_vain(pending));
             if !keep {

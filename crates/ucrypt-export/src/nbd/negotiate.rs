@@ -100,6 +100,10 @@ impl Line<'_> {
     /// Sleeps until the socket is ready; false if the server is to stop.
     fn wait(&self, events: PollFlags) -> Result<bool, ConnectionError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
+        // Also for a client that sends all the time.
+        if left.is_zero() {
+            return Err(ConnectionError::HandshakeTimeout(self.timeout));
+        }
         let timeout = Timespec {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: i64::from(left.subsec_nanos()),

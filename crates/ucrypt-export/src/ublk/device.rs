@@ -256,8 +256,11 @@ impl Device {
     }
 
     /// Stops the block device: requests in flight are finished, later ones get errors, and the
-    /// queues end.
+    /// queues end. One that was to be taken over, and was not, still waits for a server, or has one.
     pub(super) fn stop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
         // Ignore a failure: somebody else may have deleted the device.
         let _ = self.control.tell(Command::StopDevice, self.info.device);
     }
@@ -299,9 +302,13 @@ fn devices_of(control: &mut Control, identity: u64) -> Vec<DeviceInfo> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
     let numbers =
         entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok());
+    numbers.filter_map(|number| device_of(control, number, identity)).collect()
+}
+
+/// The device of this number, if it is the volume's.
+fn device_of(control: &mut Control, number: u32, identity: u64) -> Option<DeviceInfo> {
     // The kernel does not tell about the devices of other users, which are not ours anyway.
-    let all = numbers.filter_map(|number| control.info(number).ok());
-    all.filter(|info| info.server_data == identity).collect()
+    control.info(number).ok().filter(|info| info.server_data == identity)
 }
 
 /// Deletes what dead servers of the volume left behind: devices that have ended but still take a
@@ -309,10 +316,15 @@ fn devices_of(control: &mut Control, identity: u64) -> Vec<DeviceInfo> {
 fn delete_leftovers(control: &mut Control, identity: u64) {
     /// The server's PID for a device that has ended; before the start it is 0.
     const ENDED: i32 = -1;
-    for info in devices_of(control, identity) {
-        if info.state == STATE_DEAD && info.server_pid == ENDED {
-            // If this fails, the device stays.
-            let _ = control.delete(info.device, None);
+    let is_left = |info: &DeviceInfo| info.state == STATE_DEAD && info.server_pid == ENDED;
+    for DeviceInfo { device, .. } in devices_of(control, identity).into_iter().filter(is_left) {
+        // While its file is open, the number is no other device's. If there is still a server, or no permission, the
+        // device stays.
+        let Ok(file) = File::options().read(true).write(true).open(character_path(device)) else {
+            continue;
+        };
+        if device_of(control, device, identity).as_ref().is_some_and(is_left) {
+            let _ = control.delete(device, Some(Arc::new(file)));
         }
     }
 }

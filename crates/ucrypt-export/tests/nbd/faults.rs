@@ -54,6 +54,25 @@ fn fast_zeroes_that_the_backend_refuses_are_not_written_slowly() {
     }
 }
 
+/// The whole range was kept for hours, and who wrote a part of a sector somewhere waited as long.
+#[test]
+fn a_long_write_of_zeroes_keeps_nobody_from_the_rest_of_the_disk() {
+    const PIECE: u64 = 64 << 20;
+    let (memory, faults) = (ucrypt_backend::memory(3 * PIECE).expect("memory"), Faults::new(1));
+    faults.add(Rule::new(Fate::Hang).on(Access::Punch).range(PIECE..2 * PIECE));
+    let backend = FaultBackend::new(Arc::new(memory), faults.clone()).without_map();
+    let harness = Harness::start(over(Arc::new(backend), VolumeOptions::default()));
+    let [mut zeroes, mut writes] = [Client::simple(&harness), Client::simple(&harness)];
+    assert_eq!(writes.write(0, 2 * PIECE + 700, &[7; 100]), 0);
+    zeroes.request(WRITE_ZEROES, 0, 512, (3 * PIECE - 1024) as u32);
+    faults.await_met(1);
+    assert_eq!(writes.write(0, 2 * PIECE + 800, &[8; 100]), 0, "part of a sector");
+    assert_eq!(writes.read(2 * PIECE + 700, 200), [[7; 100], [8; 100]].concat());
+    faults.resume();
+    assert_eq!(zeroes.reply().error, 0);
+    assert_eq!(writes.read(2 * PIECE + 700, 200), [0; 200]);
+}
+
 #[test]
 fn writes_of_a_client_that_is_gone_reach_the_backend() {
     let (volume, faults) = faulty();

@@ -1,7 +1,7 @@
 //! The handshake over a socket. The unit tests check the answer to each option; these tests check
 //! what needs a server: entering transmission, the bounds on clients, and who is admitted.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -83,6 +83,27 @@ fn no_more_clients_than_allowed_and_a_place_becomes_free_again() {
         assert!(Instant::now() < until, "the place stays taken");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// It was asked to be quick only when it was silent.
+#[test]
+fn a_client_that_talks_all_the_time_has_to_come_to_an_end() {
+    let handshake_timeout = Duration::from_millis(200);
+    let config = ServerConfig { handshake_timeout, ..ServerConfig::default() };
+    let harness = Harness::with_config(plain(SMALL), config);
+    let mut client = UnixStream::connect(harness.socket()).expect("connected");
+    client.set_write_timeout(Some(Duration::from_secs(30))).expect("a limit");
+    client.write_all(&3_u32.to_be_bytes()).expect("it listens");
+    let option = [&b"IHAVEOPT\0\0\0\x63"[..], &(32_u32 << 20).to_be_bytes()].concat();
+    let talk = |client: &mut UnixStream| {
+        client.write_all(&option)?;
+        (0..512).try_for_each(|_| client.write_all(&[0; 1 << 16]))
+    };
+    // Gigabytes, for which no machine is quick enough.
+    let ended = (0..256).find_map(|_| talk(&mut client).err());
+    let ended = ended.expect("it is cut off");
+    assert!([ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&ended.kind()), "{ended}");
+    harness.reports.wait_for("the handshake took longer");
 }
 
 #[test]

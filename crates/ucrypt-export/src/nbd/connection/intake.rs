@@ -5,7 +5,7 @@ use std::io;
 use rustix::net::RecvFlags;
 use ucrypt_engine::{Buf, Io};
 
-use super::{Connection, ConnectionError, Kind, Pending};
+use super::{Connection, ConnectionError, Kind, Pending, Zeroing};
 use crate::nbd::extents::join_extents;
 use crate::nbd::outbox::Reply;
 use crate::nbd::protocol::PAYLOAD_BYTES_MAX;
@@ -182,7 +182,8 @@ impl Connection<'_> {
                 (kind, Io::Discard { offset, len })
             }
             Command::WriteZeroes { fua, no_hole, fast } => {
-                (Kind::Zeroes, Io::WriteZeroes { offset, len, fua, no_unmap: no_hole, fast })
+                let all = Zeroing { offset, len, fua, no_unmap: no_hole, fast };
+                (Kind::Zeroes(all), all.io())
             }
         };
         self.start(Pending { cookie: request.cookie, kind }, io);

@@ -17,6 +17,18 @@ kill -STOP $fio
 [ -e /dev/ublkb7 ]
 refused 4 "another volume" ucrypt serve other --key-file key --ublk-recover=7
 kill -0 $fio
+# Nor do servers end it that lack descriptors for its queues.
+files=12
+found=""
+while [ -z "$found" ]; do
+    code=0
+    (ulimit -n $files && exec timeout -s KILL 10 ucrypt serve image --key-file key --ublk-recover=7) > out 2> errors || code=$?
+    [ -e /dev/ublkb7 ]
+    kill -0 $fio
+    if [ $code = 4 ] && grep -q "queues" errors; then found=yes; fi
+    [ $files -lt 40 ]
+    files=$((files + 1))
+done
 serve out2 image --key-file key --ublk-recover=7
 [ "$(device_of out2)" = /dev/ublkb7 ]
 refused 5 "by process $server" ucrypt serve --backend mem:16M --ublk-recover=7
