@@ -125,11 +125,7 @@ impl fmt::Debug for ServedFile {
 impl ServedFile {
     pub(crate) fn start(volume: &Volume, path: &Path) -> Result<Self, ServeError> {
         let others = !volume.facts().read_only;
-        let options = FuseOptions {
-            transport: Preference::Only(Transport::Classic),
-            past_page_cache: false,
-            others,
-        };
+        let options = FuseOptions { transport: Preference::Only(Transport::Classic), others };
         let export = FuseExport::start(volume.engine()?, path, options)
             .map_err(|error| fuse_error(&error))?;
         let path = export.path().to_owned();

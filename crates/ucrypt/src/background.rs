@@ -462,7 +462,7 @@ fn start(
     let usual_log = if args.foreground { log::To::Stderr } else { log::To::File(paths.log()) };
     let mut log = args.log.open(usual_log, paths.name())?;
     let metrics = args.metrics.listen()?;
-    let memory = served_as.memory(args.volume.is_direct());
+    let memory = served_as.memory();
     let volume = args.volume.clone().for_serving(memory, 1);
     let opened = volume.open(args.image(), KeySource::Known(key));
     let opened = opened.inspect_err(failed_later)?;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use ucrypt_engine::Volume;
 use ucrypt_export::UnixSocket;
 use ucrypt_export::fuse::{
-    self, Abort, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport,
+    Abort, FuseError, FuseExport, FuseOptions, InUse, Preference, Transport,
 };
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::{Address, Server, ServerConfig, ServerError};
@@ -76,8 +76,8 @@ pub(crate) struct ExportArgs {
     /// Serve a file at this path; may be given several times
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
-    /// How the file's requests come, where the kernel allows it: io_uring, classic, or auto, which is
-    /// io_uring for images past the page cache (--direct)
+    /// How the file's requests come: classic, io_uring where the kernel allows it (faster one at a time, slower at
+    /// depth), or auto, which is classic
     #[arg(long, value_name = "TRANSPORT", default_value_t, requires = "fuse")]
     pub(crate) fuse_transport: Preference,
     #[command(flatten)]
@@ -137,25 +137,16 @@ impl UblkArgs {
 }
 
 impl ExportArgs {
-    /// Bytes of buffer memory, if the user names no size. `direct`: the image is used past the page
-    /// cache.
-    fn memory(&self, direct: bool) -> usize {
-        if self.fuse.is_empty() { MEMORY } else { fuse_memory(self.fuse_transport, direct) }
+    /// Bytes of buffer memory, if the user names no size.
+    fn memory(&self) -> usize {
+        let wants_rings = self.fuse_transport == Preference::Only(Transport::Ring);
+        if wants_rings && !self.fuse.is_empty() { RINGS_MEMORY } else { MEMORY }
     }
 
     fn count(&self) -> usize {
         let ublk = usize::from(self.ublk.is_wanted());
         self.nbd.len() + self.vhost_user.len() + self.fuse.len() + ublk
     }
-}
-
-/// Bytes of buffer memory for a file, if the user names no size.
-pub(crate) fn fuse_memory(transport: Preference, direct: bool) -> usize {
-    let has_rings = match transport {
-        Preference::Auto => direct && fuse::kernel_has_rings(),
-        Preference::Only(transport) => transport == Transport::Ring,
-    };
-    if has_rings { RINGS_MEMORY } else { MEMORY }
 }
 
 /// The exports of one volume, running.
@@ -181,11 +172,7 @@ impl Exports {
             loop_device: None,
             ublk: None,
         };
-        let options = FuseOptions {
-            transport: args.fuse_transport,
-            past_page_cache: opened.direct,
-            others: args.count() > 1,
-        };
+        let options = FuseOptions { transport: args.fuse_transport, others: args.count() > 1 };
         for path in &args.fuse {
             exports.fuse.push(FuseExport::start(volume, path, options)?);
         }
@@ -490,7 +477,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     args.log.check(args.volume.files(args.image.as_deref()))?;
     let name = args.name();
     let log = args.log.open(log::To::Stderr, &name)?;
-    let memory = args.exports.memory(args.volume.is_direct());
+    let memory = args.exports.memory();
     let volume = args.volume.clone().for_serving(memory, args.exports.count());
     let opened = volume.open(args.image.as_deref(), KeySource::Arguments)?;
     raise_descriptor_limit();

@@ -234,8 +234,6 @@ impl Facts {
 pub(crate) struct Opened {
     pub(crate) volume: Arc<Volume>,
     pub(crate) facts: Facts,
-    /// The image is used past the page cache, if it has one.
-    pub(crate) direct: bool,
     /// The length in bytes that the header or the user gives. Without one, the volume ends where
     /// its image does.
     pub(crate) fixed_len: Option<u64>,
@@ -272,11 +270,6 @@ impl VolumeArgs {
     pub(crate) fn for_reading(mut self) -> Self {
         self.readonly = true;
         self
-    }
-
-    /// Whether the image is used past the page cache, if it has one.
-    pub(crate) fn is_direct(&self) -> bool {
-        self.direct
     }
 
     /// Whether writes are refused.
@@ -610,7 +603,7 @@ impl VolumeArgs {
         let last = unlocked.and_then(|unlocked| unlocked.segments.last());
         let fixed_len = last.and_then(|segment| segment.length).map(|_| facts.size);
         let resume = unlocked.map_or(Ok(None), Resume::of)?;
-        Ok(Opened { volume, facts, direct: self.direct, fixed_len, resume })
+        Ok(Opened { volume, facts, fixed_len, resume })
     }
 }
 

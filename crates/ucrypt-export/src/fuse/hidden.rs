@@ -207,7 +207,6 @@ fn start(volume: &Arc<Volume>, device: OwnedFd) -> io::Result<(HiddenFile, Owned
     let file = Arc::new(VolumeFile::new(volume.clone(), User::LoopDriver(holes.clone())));
     let how = How {
         transport: Preference::Only(Transport::Classic),
-        past_page_cache: false,
         threads: cores().clamp(2, THREADS_MAX),
         shared_mappings: false,
     };

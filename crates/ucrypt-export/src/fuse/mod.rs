@@ -138,8 +138,6 @@ pub struct FuseOptions {
     /// The preferred transport. Where the kernel has no rings for FUSE, or none for us, the export
     /// uses [`Transport::Classic`].
     pub transport: Preference,
-    /// The image is on a disk and used past the page cache.
-    pub past_page_cache: bool,
     /// The volume has other exports, such as another file. Then programs may not map the file
     /// shared: the kernel caches mapped pages and does not see writes through other exports.
     pub others: bool,
@@ -190,7 +188,6 @@ impl FuseExport {
         let started = started.and_then(|(mounted, device)| {
             let how = How {
                 transport: options.transport,
-                past_page_cache: options.past_page_cache && !volume.info().synchronous,
                 threads: cores().max(2),
                 shared_mappings: !options.others,
             };
@@ -376,7 +373,6 @@ impl Drop for FuseExport {
 struct How {
     /// The preferred transport.
     transport: Preference,
-    past_page_cache: bool,
     /// Number of threads for [`Transport::Classic`].
     threads: usize,
     shared_mappings: bool,
@@ -392,7 +388,7 @@ fn serve(
     let first = device.first_request()?;
     // Created now: whatever can fail must fail before the kernel is told to wait for rings.
     let mut rings_made = Vec::new();
-    if how.transport.wants_rings(how.past_page_cache)
+    if how.transport.wants_rings()
         && first.offers_rings()
         && let Ok((rings, request_max)) = rings(file, device)
     {
@@ -419,7 +415,7 @@ fn serve(
             drop(kept);
         })?);
     }
-    let reason = how.transport.reason(transport, first.offers_rings(), how.past_page_cache);
+    let reason = how.transport.reason(transport, first.offers_rings());
     Ok((InUse { transport, reason }, threads))
 }
 

@@ -15,12 +15,20 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, mknodat, open, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, fstat, mknodat, open, statat, statx,
+};
 use rustix::io::Errno;
 
 use super::mount::unmount_stale;
 use crate::creatable::check_creatable;
+
+/// `STATX_MNT_ID` of statx(2).
+const STATX_MNT_ID: u32 = 0x1000;
 
 /// A path, with a file that the mount may cover.
 #[derive(Debug)]
@@ -34,6 +42,7 @@ impl MountPoint {
     /// Creates a place-holder unless there is an empty file already. First removes what a killed
     /// server left.
     pub(super) fn prepare(path: &Path) -> io::Result<Self> {
+        check_answers(path)?;
         remove_stale(path);
         if is_there(path)? {
             return Ok(Self { path: path.canonicalize()?, made: None });
@@ -51,6 +60,7 @@ impl MountPoint {
 
     /// Whether [`MountPoint::prepare`] could succeed now. Creates and removes nothing at `path`.
     pub(super) fn check(path: &Path) -> io::Result<()> {
+        check_answers(path)?;
         if is_dead_mount(path) || is_own_place_holder(path) || is_there(path)? {
             return Ok(());
         }
@@ -94,6 +104,33 @@ impl MountPoint {
             // If somebody else has just removed it, that will do.
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+/// How long whoever serves what is mounted at a path may take to tell about it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Refuses a path where something is mounted that does not answer: to look at it would take for ever.
+fn check_answers(path: &Path) -> io::Result<()> {
+    let mount = |path: &Path| {
+        let flags = StatxFlags::from_bits_retain(STATX_MNT_ID);
+        Some(statx(CWD, path, AtFlags::STATX_DONT_SYNC, flags).ok()?.stx_mnt_id)
+    };
+    let around = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if mount(path).is_none_or(|there| Some(there) == mount(around)) {
+        return Ok(());
+    }
+    let (said, heard) = mpsc::channel();
+    let asked = path.to_owned();
+    thread::Builder::new().name("look".into()).spawn(move || {
+        // Nobody hears it if it comes too late.
+        let _ = said.send(fs::metadata(asked).is_ok());
+    })?;
+    match heard.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => Err(io::Error::other(
+            "something is mounted there, and whoever serves it does not answer; unmount it (umount --lazy)",
+        )),
+        Ok(_) | Err(RecvTimeoutError::Disconnected) => Ok(()),
     }
 }
 

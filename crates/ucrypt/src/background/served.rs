@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use clap::ValueEnum;
-use ucrypt_export::fuse::Preference;
 use ucrypt_export::loop_device::LoopExport;
 use ucrypt_export::nbd::Address;
 use ucrypt_export::ublk::{OnDeath, Recover, UblkExport, UblkOptions};
@@ -13,7 +12,7 @@ use super::link::{self, Link};
 use crate::available;
 use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
-use crate::serve::{self, ExportArgs, Exports};
+use crate::serve::{ExportArgs, Exports};
 use crate::user;
 use crate::volume::{MEMORY, Opened};
 
@@ -79,13 +78,11 @@ impl Served {
         }
     }
 
-    /// Bytes of buffer memory, if the user names no size. A loop device's memory is locked. `direct`:
-    /// the image is used past the page cache.
-    pub(super) fn memory(self, direct: bool) -> usize {
+    /// Bytes of buffer memory, if the user names no size. A loop device's memory is locked.
+    pub(super) fn memory(self) -> usize {
         match self {
             Self::Loop => LOOP_MEMORY,
-            Self::Fuse => serve::fuse_memory(Preference::Auto, direct),
-            Self::Ublk | Self::Nbd => MEMORY,
+            Self::Fuse | Self::Ublk | Self::Nbd => MEMORY,
         }
     }
 

@@ -614,19 +614,29 @@ fn status_says_which_transport_an_open_file_has_and_why() {
             |options: &[&str]| run(scratch.ucrypt(&["status", "volume"]).args(options), b"");
         let said: serde_json::Value =
             serde_json::from_slice(&status(&["--json"]).passes()).expect("JSON");
-        // Not every file system has direct I/O.
-        let is_direct = said["volume"]["backend"].as_str().expect("a backend").contains("direct");
-        let (transport, reason) = match (kernel_has_rings(), is_direct) {
-            (false, _) => ("classic", "io_uring is off in the kernel"),
-            (true, false) => ("classic", "faster for data in memory"),
-            (true, true) => ("io_uring", "faster past the page cache"),
-        };
+        let (transport, reason) = ("classic", "faster at depth");
         assert_eq!(said["export"]["transport"], transport);
         assert_eq!(said["export"]["transport_reason"], reason);
         let line = format!("fuse (FUSE, {transport}: {reason})");
         assert!(status(&[]).text().contains(&line), "{}", status(&[]).text());
         close(&scratch, &[]).passes();
     }
+}
+
+/// The second server waited for the first one as long as that stood still.
+#[test]
+fn a_path_whose_server_stands_still_is_refused() {
+    let scratch = Scratch::new();
+    let [image, other] = [(); 2].map(|()| Image::by_cryptsetup(&scratch, LUKS2, 1 << 20));
+    let server = serve(&scratch, &image, &[]);
+    server.signal(Signal::STOP);
+    let mut second = scratch.ucrypt(&["serve"]);
+    second.args(other.with_key()).arg("--fuse").arg(server.file());
+    let said = run(&mut second, b"").refuses(4);
+    server.signal(Signal::CONT);
+    assert!(said.contains("does not answer; unmount it"), "{said}");
+    assert_eq!(server.read(0, 512).len(), 512, "it is served as before");
+    server.terminate();
 }
 
 /// What was mounted at a path by then was ended only if nobody had renamed the directory.
