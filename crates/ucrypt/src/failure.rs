@@ -7,6 +7,22 @@ use crate::background;
 /// How a shell reports a program that SIGPIPE ended.
 const SIGPIPE_CODE: u8 = 128 + 13;
 
+/// A message without the numbers of errors, ` (os error 2)`, which say nothing to people that their text does not.
+pub(crate) fn without_numbers(message: impl fmt::Display) -> String {
+    const MARK: &str = " (os error ";
+    let message = message.to_string();
+    let mut parts = message.split(MARK);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|it: char| it.is_ascii_digit());
+        match rest.strip_prefix(')') {
+            Some(rest) if rest.len() + 1 < part.len() => text.push_str(rest),
+            _ => text.extend([MARK, part]),
+        }
+    }
+    text
+}
+
 /// A failed action: its exit code and its message of one line, with cause and remedy.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -19,7 +35,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// With an exit code.
     pub(crate) fn with(code: u8, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), is_gone: false }
+        Self { code, message: without_numbers(message), is_gone: false }
     }
 
     /// A volume is not open, though it was a moment ago: 4.
@@ -243,6 +259,22 @@ impl From<ucrypt_export::vhost_user::ServerError> for Failure {
         match error {
             Server::Socket(SocketError::InUse(_)) => Self::busy(error),
             error => Self::device(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_no_numbers_of_errors() {
+        let told = |text: &str| Failure::device(text).message;
+        let error = std::io::Error::from_raw_os_error(2);
+        let text = "No such file or directory";
+        assert_eq!(told(&format!("x: {error}; y: {error}")), format!("x: {text}; y: {text}"));
+        for kept in ["", " (os error ", " (os error )", " (os error 2", "(os error x)"] {
+            assert_eq!(told(kept), kept);
         }
     }
 }

@@ -107,6 +107,9 @@ const LESS_USED: &[&str] = &[
     "metrics_any_host",
 ];
 
+/// Longest line of help, in characters; a narrower terminal has shorter ones.
+const WIDTH: usize = 100;
+
 /// Options that every action has.
 const OF_ALL: &[&str] = &["help", "verbose", "debug", "disable_locks", "test_args"];
 
@@ -123,7 +126,7 @@ pub(crate) fn arranged(command: Command) -> Command {
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}Options:\n{{options}}",
         groups(&command)
     );
-    command.help_template(listed).mut_subcommands(|action| {
+    command.help_template(listed).max_term_width(WIDTH).mut_subcommands(|action| {
         let mut action = action;
         if has(&action, "pbkdf") && !OPENING.contains(&action.get_name()) {
             for id in DERIVATION.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
@@ -216,6 +219,23 @@ mod tests {
         for action in command.get_subcommands().filter(|action| !action.is_hide_set()) {
             assert!(action.get_after_long_help().is_some(), "{}", action.get_name());
         }
+    }
+
+    #[test]
+    fn no_line_of_help_is_wider_than_a_terminal() {
+        let mut command = arranged(Cli::command()).term_width(80);
+        command.build();
+        let mut texts = vec![command.render_help().to_string()];
+        for action in command.get_subcommands_mut() {
+            let action = action.clone().term_width(80);
+            texts.extend(
+                [action.clone().render_help(), action.clone().render_long_help()]
+                    .map(|it| it.to_string()),
+            );
+        }
+        let wide: Vec<_> =
+            texts.iter().flat_map(|it| it.lines()).filter(|it| it.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{wide:#?}");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use clap::ValueEnum;
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, without_numbers};
 use crate::stdio;
 use crate::volume::is_same;
 
@@ -288,8 +288,9 @@ impl Log {
 /// Says that something has happened: in the log if there is one, else on standard error. `kind` names
 /// the event for programs.
 pub(crate) fn event(level: Level, kind: &str, message: impl Display) {
+    let message = without_numbers(message);
     match &*LOG.read().unwrap_or_else(PoisonError::into_inner) {
-        Some(log) if level <= log.level => log.write(level, kind, &one_line(&message.to_string())),
+        Some(log) if level <= log.level => log.write(level, kind, &one_line(&message)),
         None if level <= Level::Warning => stdio::say(&format!("ucrypt: {message}\n")),
         Some(_) | None => {}
     }

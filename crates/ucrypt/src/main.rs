@@ -98,7 +98,7 @@ struct Cli {
 enum Action {
     /// Unlock a volume and leave it served in the background
     Open(background::OpenArgs),
-    /// Flush, detach and end the server of an open volume
+    /// Flush and close an open volume
     #[command(
         visible_aliases = ["luksClose", "remove"],
         aliases = ["plainClose", "loopaesClose", "tcryptClose", "bitlkClose", "fvault2Close"]
@@ -118,7 +118,7 @@ enum Action {
     Detach(ucrypttab::DetachArgs),
     /// Watch what all open volumes do
     Top(top::TopArgs),
-    /// Change the size of an open volume; to that of its image if none is given
+    /// Give an open volume another size; by default its image's
     Resize(background::ResizeArgs),
     /// Take the key away from an open volume; its requests wait
     #[command(name = "luksSuspend")]
@@ -126,7 +126,7 @@ enum Action {
     /// Give a suspended volume its key again
     #[command(name = "luksResume")]
     LuksResume(background::ResumeArgs),
-    /// Serve a volume in the foreground: NBD, FUSE, ublk, vhost-user-blk
+    /// Serve in the foreground: NBD, FUSE, ublk, vhost-user-blk
     Serve(serve::ServeArgs),
     /// Write decrypted bytes to standard output
     Read(transfer::ReadArgs),
@@ -159,7 +159,7 @@ enum Action {
     /// Change the key derivation of a keyslot
     #[command(name = "luksConvertKey")]
     LuksConvertKey(Box<luks::ConvertKeyArgs>),
-    /// Replace a passphrase in steps that can be run again after any interruption
+    /// Replace a passphrase, in steps that survive interruptions
     #[command(name = "luksRotateKey")]
     LuksRotateKey(Box<luks::RotateKeyArgs>),
     /// Set labels and the priority of keyslots
@@ -182,13 +182,13 @@ enum Action {
     Erase(luks::WholeArgs),
     /// Measure ciphers and key derivations, in memory only
     Benchmark(benchmark::BenchmarkArgs),
-    /// Show what this system lacks for each export, and how to get it
+    /// Show what each export lacks on this system, and the remedy
     Doctor(doctor::DoctorArgs),
     /// Make, serve and measure a volume in a scratch file
     Demo(demo::DemoArgs),
-    /// Repeat the published measurements of dm-crypt on this machine
+    /// Repeat the published measurements on this machine
     Lab(lab::LabArgs),
-    /// Print a script that completes this command's words in a shell
+    /// Print a completion script for a shell
     Completions(pages::CompletionsArgs),
     /// Write the man pages
     #[command(name = "man-pages", hide = true)]

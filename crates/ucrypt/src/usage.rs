@@ -1,5 +1,6 @@
 //! What is said of a command line that cannot be understood: one line, as of all other failures.
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Command, Error};
 
 /// The cause and the remedy, without `ucrypt: `. `words` is the command line.
@@ -9,51 +10,57 @@ pub(crate) fn line<'a>(
     words: impl IntoIterator<Item = &'a str>,
 ) -> String {
     let text = error.render().to_string();
-    let mut paragraphs = text.split("\n\n").map(str::trim);
-    let cause = paragraphs.next().unwrap_or_default();
-    let mut parts = vec![joined(cause.strip_prefix("error: ").unwrap_or(cause))];
-    parts.extend(paragraphs.filter_map(|it| it.strip_prefix("tip: ")).map(joined));
+    let cause = text.split("\n\n").next().unwrap_or_default();
+    let cause = cause.strip_prefix("error: ").unwrap_or(cause);
+    let mut parts = vec![cause.split_whitespace().collect::<Vec<_>>().join(" ")];
+    parts.extend(similar(error).map(|it| format!("similar: {it}")));
     let action = words.into_iter().find_map(|word| command.find_subcommand(word));
-    let action = action.map(|it| format!(" {}", it.get_name())).unwrap_or_default();
+    let action = action.map(Command::get_name).filter(|name| *name != "help");
+    let action = action.map(|name| format!(" {name}")).unwrap_or_default();
     parts.push(format!("see ucrypt{action} --help"));
     parts.join("; ")
 }
 
-fn joined(lines: &str) -> String {
-    lines.split_whitespace().collect::<Vec<_>>().join(" ")
+/// What was probably meant.
+fn similar(error: &Error) -> Option<&str> {
+    use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
+    let suggested = [SuggestedSubcommand, SuggestedArg, SuggestedValue];
+    match suggested.into_iter().find_map(|kind| error.get(kind))? {
+        ContextValue::String(one) => Some(one),
+        // The best one is the last.
+        ContextValue::Strings(several) => several.last().map(String::as_str),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Arg;
+    use clap::CommandFactory;
 
     use super::*;
+    use crate::Cli;
 
     #[test]
     fn a_command_line_that_is_not_understood_takes_one_line_with_its_remedy() {
-        let options = [
-            Arg::new("as").long("as").value_parser(["loop", "nbd"]),
-            Arg::new("sure").long("sure"),
-        ];
-        let image = Arg::new("image").value_name("IMAGE").required(true);
-        let open = Command::new("open").args(options).arg(image);
-        let command = Command::new("ucrypt").subcommand_required(true).subcommand(open);
+        let command = Cli::command();
         let said = |words: &[&str]| {
             let all = std::iter::once(&"ucrypt").chain(words);
             let error = command.clone().try_get_matches_from(all).expect_err("refused");
             line(&error, &command, words.iter().copied())
         };
-        let places = "[possible values: loop, nbd]; see ucrypt open --help";
-        assert_eq!(
-            said(&["open", "--as", "x", "i"]),
-            format!("invalid value 'x' for '--as <as>' {places}")
-        );
-        let missing =
-            "the following required arguments were not provided: <IMAGE>; see ucrypt open --help";
-        assert_eq!(said(&["open"]), missing);
-        let similar = "unrecognized subcommand 'opne'; a similar subcommand exists: 'open'; see ucrypt --help";
+        let places = "[possible values: ublk, loop, fuse, nbd]; see ucrypt open --help";
+        let wrong = said(&["open", "--as", "x", "i"]);
+        assert_eq!(wrong, format!("invalid value 'x' for '--as <SERVED>' {places}"));
+        let missing = "the following required arguments were not provided: <IMAGE>; see ucrypt luksDump --help";
+        assert_eq!(said(&["luksDump"]), missing);
+        let similar = "unrecognized subcommand 'opne'; similar: open; see ucrypt --help";
         assert_eq!(said(&["opne"]), similar);
-        let similar = "unexpected argument '--sur' found; a similar argument exists: '--sure'; see ucrypt open --help";
-        assert_eq!(said(&["open", "--sur", "i"]), similar);
+        let similar =
+            "unexpected argument '--deferrd' found; similar: --deferred; see ucrypt close --help";
+        assert_eq!(said(&["close", "--deferrd", "i"]), similar);
+        assert_eq!(
+            said(&["open", "--frob", "i"]),
+            "unexpected argument '--frob' found; see ucrypt open --help"
+        );
     }
 }
