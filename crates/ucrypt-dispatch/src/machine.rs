@@ -250,11 +250,6 @@ impl<E: Copy, P: Policy> Machine<E, P> {
         }
     }
 
-    /// Whether [`Machine::request`] would refuse.
-    pub fn is_full(&self) -> bool {
-        self.requests.is_full()
-    }
-
     /// Requests accepted and not yet finished.
     pub fn in_flight(&self) -> usize {
         self.requests.in_use()

@@ -14,28 +14,13 @@ use crate::counters::add;
 /// Upper bounds of the latency buckets in nanoseconds; one more bucket has no bound.
 pub const LATENCY_BOUNDS_NS: [u64; 20] = {
     let (micro, milli, second) = (1_000, 1_000_000, 1_000_000_000);
-    [
-        micro,
-        2 * micro,
-        5 * micro,
-        10 * micro,
-        20 * micro,
-        50 * micro,
-        100 * micro,
-        200 * micro,
-        500 * micro,
-        milli,
-        2 * milli,
-        5 * milli,
-        10 * milli,
-        20 * milli,
-        50 * milli,
-        100 * milli,
-        200 * milli,
-        500 * milli,
-        second,
-        10 * second,
-    ]
+    #[rustfmt::skip]
+    let bounds = [
+        micro, 2 * micro, 5 * micro, 10 * micro, 20 * micro, 50 * micro, 100 * micro, 200 * micro, 500 * micro,
+        milli, 2 * milli, 5 * milli, 10 * milli, 20 * milli, 50 * milli, 100 * milli, 200 * milli, 500 * milli,
+        second, 10 * second,
+    ];
+    bounds
 };
 
 /// Upper bounds of the size classes of reads and writes in bytes; one more class has no bound.

@@ -2,10 +2,7 @@
 //! `tuning.rs`). Bounds of memory, and how much a calibration measures, stand where they are used.
 //!
 //! "Halved" and "doubled" say how far that moves adaptive's throughput in the 144 cells of
-//! `grid --quick` in virtual time ("no change": by less than 1 %). For polling they say how much
-//! longer than with the better way 20 000 requests take in its own test if spinning is faster by a
-//! quarter (5.3 % with the constants as they are) and if sleeping is (2.6 %), and how many requests
-//! are spun for in vain where the disk changes its speed (2.1 %). The tables are in
+//! `grid --quick` in virtual time ("no change": by less than 1 %). The table is in
 //! `docs/reports/2026-11-27-constants.md`.
 
 // Workers.

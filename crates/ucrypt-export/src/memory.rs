@@ -80,12 +80,4 @@ mod tests {
             assert!(share.memory >= 2 * share.request_max && share.queues <= wanted, "{share:?}");
         }
     }
-
-    #[test]
-    fn the_kernel_tells_the_length_of_a_page() {
-        let page = rustix::param::page_size();
-        assert!(page.is_power_of_two() && page >= 4096, "{page}");
-        #[cfg(target_arch = "x86_64")]
-        assert_eq!(page, 4096);
-    }
 }

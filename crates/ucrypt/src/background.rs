@@ -47,7 +47,7 @@ mod suspend;
 
 pub(crate) use resilience::resident_bytes;
 pub(crate) use served::Served;
-pub(crate) use show::{FLUSH_FAILED, clean, columns, cut_end, duration, per_second};
+pub(crate) use show::{FLUSH_FAILED, clean, columns, cut_end, duration, per_second, state};
 pub(crate) use suspend::{ResumeArgs, SuspendArgs, resume, suspend};
 
 use life::Life;
@@ -776,7 +776,11 @@ fn list_width() -> usize {
 
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let status = |(name, answer): (String, Result<Value, String>)| {
-        let mut status = answer.unwrap_or_else(|error| json!({ "active": false, "error": error }));
+        let mut status = answer.unwrap_or_else(|error| {
+            // As `status`: of a server that lives and does not answer, nothing is known.
+            let is_served = RuntimePaths::of_open(&name).is_ok_and(|paths| is_served(&paths));
+            json!({ "active": (!is_served).then_some(false), "error": error })
+        });
         status["name"] = name.into();
         status
     };

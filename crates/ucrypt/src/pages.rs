@@ -222,11 +222,12 @@ const SEE_ALSO: &[(&str, &str)] = &[
 /// See `failure`.
 const EXIT_STATUS: &[(&str, &str)] = &[
     ("0", "Done."),
-    ("1", "Wrong parameters."),
+    ("1", "Wrong parameters, or a header that is damaged, foreign or unknown."),
     ("2", "No permission, or a wrong passphrase."),
     ("3", "Out of memory."),
-    ("4", "The image or device cannot be used."),
+    ("4", "The image or device is the wrong one, failed, or does not answer."),
     ("5", "The volume or device exists already, or is in use."),
+    ("141", "The reader of the output has gone (SIGPIPE)."),
 ];
 
 const FILES: &[(&str, &str)] = &[

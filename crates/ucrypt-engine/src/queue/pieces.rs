@@ -3,9 +3,8 @@
 //!
 //! A read of whole sectors whose pieces are all whole sectors, at addresses that the backend takes, is
 //! read straight into them and decrypted there; any other read goes through a buffer of the queue and is
-//! copied at the end. A
-//! write always has a buffer of the queue for its ciphertext; its plaintext is read once, when a
-//! chunk of it is encrypted. The pieces belong to the queue until the request has ended.
+//! copied at the end. A write always has a buffer of the queue for its ciphertext; its plaintext is read
+//! once, when a chunk of it is encrypted. The pieces belong to the queue until the request has ended.
 
 use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::Part;

@@ -253,7 +253,9 @@ mod tests {
     #[test]
     fn tcp_beyond_loopback_is_refused() {
         for beyond in ["tcp:0.0.0.0:0", "tcp:192.0.2.1:0", "tcp:[::]:0", "tcp:[2001:db8::1]:0"] {
-            assert!(matches!(tcp(beyond), Err(AddressError::NotLoopback(_))), "{beyond}");
+            let refused = tcp(beyond).err().expect("refused");
+            assert!(matches!(refused, AddressError::NotLoopback(_)), "{beyond}");
+            assert!(refused.to_string().contains("needs TLS"), "{refused}");
         }
         let listener = tcp("tcp:127.0.0.1:0").expect("loopback");
         assert!(listener.uri.starts_with("nbd://127.0.0.1:") && !listener.uri.ends_with(":0"));

@@ -229,8 +229,7 @@ fn shutdown_finishes_what_was_taken_and_keeps_every_acknowledged_write() {
     let threads: Vec<_> = (0..4_u64)
         .map(|number| {
             let mut client = Client::structured(&harness);
-            let shut = client.stream.try_clone().expect("a clone");
-            let thread = std::thread::spawn(move || {
+            std::thread::spawn(move || {
                 let mut random = Random::new(number + 1);
                 let mut acknowledged = Vec::new();
                 // Each thread has a quarter of the volume, and writes each block once.
@@ -249,15 +248,14 @@ fn shutdown_finishes_what_was_taken_and_keeps_every_acknowledged_write() {
                     acknowledged.push((at, data));
                 }
                 acknowledged
-            });
-            (thread, shut)
+            })
         })
         .collect();
     std::thread::sleep(Duration::from_millis(20));
     harness.stop();
     let harness = Harness::start(volume);
     let mut client = Client::simple(&harness);
-    for (thread, _) in threads {
+    for thread in threads {
         for (at, data) in thread.join().expect("a thread") {
             assert!(client.read(at, 4096) == data, "acknowledged and gone: byte {at}");
         }

@@ -67,14 +67,6 @@ fn refusals_have_the_right_error_and_keep_the_connection() {
 }
 
 #[test]
-fn block_status_needs_negotiation() {
-    let harness = Harness::start(plain(SMALL));
-    let mut client = Client::simple(&harness);
-    assert_eq!(client.ask(BLOCK_STATUS, 0, 0, 4096).error, EINVAL);
-    assert_eq!(client.ask(READ, DF, 0, 1).error, EINVAL, "DF was not advertised");
-}
-
-#[test]
 fn requests_of_no_bytes_succeed_without_effect() {
     let harness = Harness::start(plain(SMALL));
     for mut client in [Client::simple(&harness), Client::structured(&harness)] {

@@ -36,6 +36,19 @@ pub(crate) const FLUSH_FAILED: &str = "acknowledged writes may be lost, and no f
 /// A column of `list` is cut to so many characters, unless there is room or `--wide`.
 const NAME_WIDTH: usize = 20;
 
+/// What an open volume is up to, in a word for tables.
+pub(crate) fn state(status: &Value) -> &str {
+    match status["state"].as_str() {
+        // Acknowledged writes may be lost.
+        _ if status["counters"]["flush_error"].is_string() => "failed",
+        // Whoever uses it waits for its key.
+        _ if status["suspended"] == true => SUSPENDED,
+        _ if is_closing(status) => "closing",
+        Some(state) => state,
+        None => "open",
+    }
+}
+
 /// The lines of `list`: one for each volume, cut to `width` columns if that is given. Exact sizes with
 /// `bytes`.
 pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> String {
@@ -49,20 +62,12 @@ pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> Stri
             let dash = || "-".to_owned();
             return [name, dash(), dash(), dash(), "dead".into(), text(&status["error"])];
         }
-        let state = match status["state"].as_str() {
-            // Whoever uses it waits for its key.
-            _ if status["suspended"] == true => SUSPENDED,
-            _ if is_closing(status) => "closing",
-            _ if status["counters"]["flush_error"].is_string() => "failed",
-            Some(state) => state,
-            None => "open",
-        };
         [
             name,
             text(&volume["type"]).to_uppercase(),
             Size::of(&volume["size"], bytes).to_string(),
             text(&status["export"]["kind"]),
-            state.into(),
+            state(status).into(),
             text(&status["device"]),
         ]
     };

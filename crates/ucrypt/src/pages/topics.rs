@@ -169,8 +169,8 @@ const FORMATS: &[Part] = &[
             ("OPAL", "LUKS2 on disks that encrypt themselves."),
             (
                 "reencryption",
-                "A volume in the middle of a reencryption, unless it is safe to open; cryptsetup reencrypt \
-                 finishes it.",
+                "A volume in the middle of a reencryption; cryptsetup reencrypt finishes it. luksDump, \
+                 luksHeaderBackup and open --test-passphrase work.",
             ),
             (
                 "unknown requirements",

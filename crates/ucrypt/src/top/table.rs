@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::keys::Key;
-use crate::background::{Answers, clean, columns, cut_end, duration, per_second};
+use crate::background::{Answers, clean, columns, cut_end, duration, per_second, state};
 use crate::size::human;
 
 /// What decides the order.
@@ -210,10 +210,9 @@ impl Row {
             (since("activity", "chunks_inline"), since("activity", "chunks_offloaded"));
         let (all, offloaded) = (inline + offloaded, offloaded as f64);
         let cipher_ns = since("activity", "cipher_ns") as f64;
-        let has_failed = now["counters"]["flush_error"].is_string();
         Self {
             name: clean(name),
-            state: if has_failed { "failed".into() } else { text(&now["state"]) },
+            state: clean(state(now)),
             read: counted("read_bytes"),
             write: counted("written_bytes"),
             requests: ["reads", "writes", "flushes", "discards"].into_iter().map(counted).sum(),
