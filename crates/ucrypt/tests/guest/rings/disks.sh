@@ -20,13 +20,13 @@ try() {
 
 for sectors in 512 4096; do
     format disk/image --sector-size $sectors
-    serve out disk/image --key-file key --direct --json --fuse file
+    serve out disk/image --key-file key --direct --json --fuse file --fuse-transport io_uring
     grep '"transport":"io_uring"' out
     try file $sectors
     stop "$server"
 
     # With a classic transport, what rings have written is there.
-    serve out disk/image --key-file key --direct --json --fuse file
+    serve out disk/image --key-file key --direct --json --fuse file --fuse-transport io_uring
     dd if=file of=by_rings bs=1M count=16
     stop "$server"
     serve out disk/image --key-file key --direct --json --fuse file --fuse-transport classic

@@ -36,7 +36,7 @@ synced() {
 }
 
 for end in kill abort; do
-    serve out disk/image --key-file key --direct --json --fuse file
+    serve out disk/image --key-file key --direct --json --fuse file --fuse-transport io_uring
     grep '"transport":"io_uring"' out
     synced file
     connection=$(stat -c %d file)
@@ -53,7 +53,7 @@ for end in kill abort; do
     echo "the server ended with $status"
     umount file || true
 
-    serve out disk/image --key-file key --direct --json --fuse file
+    serve out disk/image --key-file key --direct --json --fuse file --fuse-transport io_uring
     dd if=file bs=1M count=1 iflag=direct | cmp - kept
     stop "$server"
 done

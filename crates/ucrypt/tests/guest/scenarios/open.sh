@@ -109,3 +109,23 @@ ucrypt open --readonly --key-file key image two
 [ "$(readlink /dev/ucrypt/one)" != "$(readlink /dev/ucrypt/two)" ]
 cmp -n 65536 /dev/ucrypt/one /dev/ucrypt/two
 ucrypt close one two
+
+# While a volume is suspended its device's requests wait, and nobody closes it; with its key they go on.
+link=$(ucrypt open --key-file key image disk)
+ucrypt luksSuspend disk
+dd if=random of="$link" bs=64k oflag=direct conv=notrunc &
+writer=$!
+dd if="$link" bs=64k skip=16 count=16 iflag=direct of=/dev/null &
+reader=$!
+sleep 2
+kill -0 $writer
+kill -0 $reader
+ucrypt status disk | grep -i suspended
+refused 5 "in use" ucrypt close disk
+printf wrong > wrong
+refused 2 "" ucrypt luksResume --key-file wrong disk
+ucrypt luksResume --key-file key disk
+wait $writer
+wait $reader
+dd if="$link" bs=64k count=16 iflag=direct | cmp - random
+ucrypt close disk
