@@ -96,7 +96,7 @@ fn a_client_that_talks_all_the_time_has_to_come_to_an_end() {
     let option = [&b"IHAVEOPT\0\0\0\x63"[..], &(32_u32 << 20).to_be_bytes()].concat();
     let talk = |client: &mut UnixStream| {
         client.write_all(&option)?;
-        (0..512).try_for_each(|_| client.write_all(&[0; 1 << 16]))
+        (0..2048).try_for_each(|_| client.write_all(&[0; 1 << 14]))
     };
     // Gigabytes, for which no machine is quick enough.
     let ended = (0..256).find_map(|_| talk(&mut client).err());
