@@ -152,6 +152,11 @@ impl Queue {
             self.counting.counters.cells.transformed(!taken_back, decrypts, spent_ns);
             if taken_back {
                 self.machine.taken_back(chunk);
+            } else {
+                for part in self.machine.parts(chunk) {
+                    let client = self.machine_requests[part.request.index()].client;
+                    self.requests[client].offloaded = true;
+                }
             }
             let result = self.settle(chunk, bufs, result);
             self.machine.cipher_done(chunk, result, Some(spent_ns), self.time.now_ns());

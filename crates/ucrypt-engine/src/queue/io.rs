@@ -163,4 +163,6 @@ pub struct Done {
     pub result: Result<(), Errno>,
     /// The data read: exactly the bytes that were requested.
     pub data: Option<Buf>,
+    /// Whether a worker encrypted or decrypted a part of it; otherwise the thread that has the queue did all of it.
+    pub offloaded: bool,
 }

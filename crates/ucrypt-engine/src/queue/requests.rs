@@ -237,11 +237,12 @@ impl Queue {
             self.deliver(index, data.take());
         }
         let request = &mut self.requests[index];
+        let offloaded = std::mem::take(&mut request.offloaded);
         request.pieces.shrink_to(PIECES);
         self.pieces -= std::mem::take(&mut request.piece_count);
         self.counting.ended(&self.requests[index], &self.time, &self.volume);
         self.requests.give_back(index);
         self.counting.counters.cells.left(self.requests.in_use());
-        self.done.push_back(Done { tag, result, data });
+        self.done.push_back(Done { tag, result, data, offloaded });
     }
 }

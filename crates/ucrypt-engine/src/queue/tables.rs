@@ -40,6 +40,8 @@ pub(super) struct ClientRequest {
     /// Machine requests that have not ended.
     pub(super) pending: u8,
     pub(super) error: Option<Errno>,
+    /// A worker transformed a part of it.
+    pub(super) offloaded: bool,
     /// For a read: offset of the requested bytes in the whole sectors.
     pub(super) head: usize,
     /// Bytes requested by the client, for the counters and the answer.
@@ -75,6 +77,7 @@ impl Default for ClientRequest {
             urgency: Urgency::Normal,
             pending: 0,
             error: None,
+            offloaded: false,
             head: 0,
             len: 0,
             arrived_ns: None,

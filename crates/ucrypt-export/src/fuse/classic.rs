@@ -293,7 +293,7 @@ impl Classic {
     /// Answers what the engine has completed. Returns whether there was anything.
     fn answer_done(&mut self) -> bool {
         let mut any = false;
-        while let Some(Done { tag, result, data }) = self.queue.next_done() {
+        while let Some(Done { tag, result, data, .. }) = self.queue.next_done() {
             any = true;
             let Some(Pending { unique, device, success }) = self.pending.remove(tag) else {
                 continue;

@@ -270,7 +270,7 @@ impl<'a> Connection<'a> {
     /// Takes the engine's completions. Returns whether there were any.
     fn collect(&mut self) -> bool {
         let mut progress = false;
-        while let Some(Done { tag, result, data }) = self.queue.next_done() {
+        while let Some(Done { tag, result, data, .. }) = self.queue.next_done() {
             self.finish(tag, result, data);
             progress = true;
         }
