@@ -81,7 +81,7 @@ impl Clients {
     }
 
     fn take(&mut self) {
-        while let Some(Done { tag, result, data }) = self.queue.next_done() {
+        while let Some(Done { tag, result, data, .. }) = self.queue.next_done() {
             let asked = self.asked[tag as usize].take().expect("a request ended twice");
             self.ended[usize::from(result.is_err())] += 1;
             let block = &mut self.blocks[asked.block];

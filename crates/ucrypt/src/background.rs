@@ -663,9 +663,16 @@ pub(crate) fn has_its_device(paths: &RuntimePaths) -> bool {
     link::is_its_own(paths.name())
 }
 
-/// The users of a served file, as far as they can be seen.
-pub(crate) fn users_of_file(paths: &RuntimePaths) -> Users {
-    users::of(&[Place::File(&paths.file(), None)])
+/// The users of a served file, as far as they can be seen. By its `status` it is known also when its name is gone.
+pub(crate) fn users_of_file(paths: &RuntimePaths, status: Option<&Value>) -> Users {
+    users::of(&[Place::File(&paths.file(), status.and_then(file_system_of))])
+}
+
+/// Major and minor number of the file system of a volume's file.
+fn file_system_of(status: &Value) -> Option<(u32, u32)> {
+    let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
+    let file_system = &status["export"]["file_system"];
+    number(&file_system[0]).zip(number(&file_system[1]))
 }
 
 /// Whether a volume has this name, or another user's device.
@@ -799,8 +806,8 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         Ok(status) if args.json => print_line(format_args!("{status:#}")),
         Ok(status) if args.dispatch => print(&show::dispatch(&status)),
         Ok(status) => show_status(&paths, &status, args.bytes),
-        // It may have a mounted file system.
-        Err(failure) if is_served(&paths) => {
+        // It may have a mounted file system, or be another user's.
+        Err(failure) if is_served(&paths) || failure.code == DENIED => {
             if args.json {
                 let (name, error) = (paths.name(), &failure.message);
                 print_line(json!({ "name": name, "active": null, "error": error }))?;
@@ -817,6 +824,9 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         }
     }
 }
+
+/// The exit code of what is another user's.
+const DENIED: u8 = 2;
 
 /// How long `status` looks at a volume to tell what it does now.
 const LOOK: Duration = Duration::from_millis(300);
@@ -849,9 +859,7 @@ fn users_of(status: &Value) -> Users {
     if !path.is_absolute() {
         return Users::default();
     }
-    let of_file = &status["export"]["file_system"];
-    let file_system = number(&of_file[0]).zip(number(&of_file[1]));
-    users::beside(&[Place::File(path, file_system)], server)
+    users::beside(&[Place::File(path, file_system_of(status))], server)
 }
 
 /// The status of volumes, by name; the failure of those whose server does not answer. One that is closed just now is

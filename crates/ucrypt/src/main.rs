@@ -60,7 +60,7 @@ use clap::{ArgAction, Command, CommandFactory, FromArgMatches, Parser, Subcomman
 
 use failure::Failure;
 use options::Judged;
-use signal_hook::consts::{SIGPIPE, SIGXFSZ};
+use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGXFSZ};
 use signal_hook::flag;
 use ucrypt_image::{machine, user};
 
@@ -218,6 +218,12 @@ fn main() -> ExitCode {
     let size_limit = flag::register(SIGXFSZ, Arc::default());
     if let Err(error) = size_limit {
         stdio::say_line(format_args!("cannot handle SIGXFSZ: {error}"));
+    }
+    // Who starts programs has to be told how they end, which an ignored SIGCHLD of the parent would prevent.
+    if ending::is_ignored(SIGCHLD)
+        && let Err(error) = flag::register(SIGCHLD, Arc::default())
+    {
+        stdio::say_line(format_args!("cannot handle SIGCHLD: {error}"));
     }
     if let Err(error) = terminal::end_by_signals_as_init() {
         stdio::say_line(format_args!("cannot handle signals: {error}"));

@@ -294,7 +294,7 @@ fn undo(paths: &RuntimePaths, dir: &Path) -> Result<(), Failure> {
     if let Some(mount) = Mount::at(&table::read()?, dir).filter(|mount| mount.is_of(paths)) {
         unmount(mount, true)?;
     }
-    await_file_system(paths);
+    await_file_system(paths, background::status_of(paths).as_ref());
     background::close_named(paths.name())
 }
 
@@ -476,7 +476,7 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     }
     let in_user_space = mounts.iter().any(Mount::is_fuse);
     let was_killed = in_user_space && status.is_some() && {
-        let users = background::users_of_file(paths);
+        let users = background::users_of_file(paths, status.as_ref());
         let may_be_there = || !users.unseen.is_empty() && !mounts.iter().any(fuse::is_dead);
         fuse::among(&users.seen).is_none() && !may_be_there()
     };
@@ -489,7 +489,7 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
         Some(format!("because it is mounted at {}, too", left.place.display()))
     } else {
         if in_user_space || mounts.is_empty() {
-            await_file_system(paths);
+            await_file_system(paths, status.as_ref());
         }
         let stays = !mounts.is_empty() && !by_mount;
         stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
@@ -502,7 +502,15 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
              has done so since"
         ));
     }
-    let failed = background::status_of(paths).and_then(|status| failures(&status, before));
+    let after = background::status_of(paths);
+    // One that closes ends with its last user, who may have been this mount.
+    let has_gone =
+        status.as_ref().is_some_and(|it| !background::is_about_to_close(it)) && after.is_none();
+    let failed = if has_gone {
+        Some("its server has ended meanwhile, or does not answer".to_owned())
+    } else {
+        after.and_then(|status| failures(&status, before))
+    };
     let closed = match &stays {
         Some(why) => {
             say_line(format_args!("{name} stays open, {why}"));
@@ -542,12 +550,12 @@ fn failures(status: &serde_json::Value, before: u64) -> Option<String> {
 }
 
 /// Waits until a file system in user space has written what it holds: it does so after it was unmounted.
-fn await_file_system(paths: &RuntimePaths) {
+fn await_file_system(paths: &RuntimePaths, status: Option<&serde_json::Value>) {
     let deadline = Instant::now() + WRITING_PATIENCE;
     let mut pause = Duration::from_millis(5);
     let mut waiting = None;
     while Instant::now() < deadline {
-        let users = background::users_of_file(paths);
+        let users = background::users_of_file(paths, status);
         let Some(program) = fuse::among(&users.seen) else { return };
         waiting.get_or_insert_with(|| Waiting::begin(&format!("{program} writes what it holds")));
         std::thread::sleep(pause);

@@ -1,5 +1,7 @@
 //! Keeps secrets inside the process.
 
+use std::sync::OnceLock;
+
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 pub(crate) use ucrypt_image::secrecy::{lock_memory, random, scrub_stack};
@@ -14,5 +16,19 @@ pub(crate) fn guard_process() {
 /// Makes files that this process creates from now on private to its user, whatever umask it
 /// inherited.
 pub(crate) fn keep_files_private() {
-    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let inherited = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let _ = INHERITED.set(inherited);
+}
+
+/// The umask before [`keep_files_private`].
+static INHERITED: OnceLock<Mode> = OnceLock::new();
+
+/// Runs `act`, which starts a program of the user's, under the umask that this process inherited. Other threads must
+/// make no files meanwhile.
+pub(crate) fn under_inherited_umask<T>(act: impl FnOnce() -> T) -> T {
+    let Some(inherited) = INHERITED.get() else { return act() };
+    let private = rustix::process::umask(*inherited);
+    let result = act();
+    rustix::process::umask(private);
+    result
 }

@@ -6,7 +6,7 @@
 //! This file is the side of who asks; `clients` is the server's.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::Sender;
@@ -70,6 +70,9 @@ pub(super) enum Request {
         key_len: u32,
     },
 }
+
+/// Longest answer in bytes: far more than the status of a volume with a queue for each of many cores.
+const ANSWER_MAX: u64 = 16 << 20;
 
 /// Sends a request to the server of a name, and returns the answer.
 pub(super) fn ask(paths: &RuntimePaths, request: Request) -> Result<Value, Failure> {
@@ -159,7 +162,19 @@ fn is_gone(paths: &RuntimePaths, patience: Duration) -> bool {
 }
 
 /// Connects to a server, which has to have room for one more client within `patience`.
+///
+/// # Errors
+/// Code 2 if somebody else listens there, such as in a directory of `/tmp` that is another user's: what it says of a
+/// volume would be believed. Root may ask whom it likes.
 fn connect(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failure> {
+    let stream = connect_to_any(paths, patience)?;
+    if !rustix::process::geteuid().is_root() {
+        check_is_own(paths, &stream)?;
+    }
+    Ok(stream)
+}
+
+fn connect_to_any(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failure> {
     let name = paths.name();
     connected(&paths.socket(), patience).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => Failure::device(format!(
@@ -193,16 +208,22 @@ fn connected(path: &Path, patience: Duration) -> io::Result<UnixStream> {
 
 /// As [`connect`], but only to a server of this user.
 fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
-    let stream = connect(paths, STATUS_PATIENCE)?;
+    let stream = connect_to_any(paths, STATUS_PATIENCE)?;
+    check_is_own(paths, &stream)?;
+    Ok(stream)
+}
+
+/// Refuses a server of another user.
+fn check_is_own(paths: &RuntimePaths, stream: &UnixStream) -> Result<(), Failure> {
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
-    let server = Peer::of(&stream).map_err(failed)?.user;
+    let server = Peer::of(stream).map_err(failed)?.user;
     if is_this_user(server) {
-        return Ok(stream);
+        return Ok(());
     }
     Err(Failure::denied(format!(
-        "{} is served by user {}, who would get the volume's key; set XDG_RUNTIME_DIR to your own \
-         directory, or become that user",
+        "{} is served by user {}, who is not to be trusted with your keys and data; set XDG_RUNTIME_DIR to your \
+         own directory, or become that user",
         paths.socket().display(),
         server
     )))
@@ -280,7 +301,7 @@ fn is_dying(process: u32) -> bool {
 
 fn receive_answer(stream: UnixStream) -> io::Result<Option<Value>> {
     let mut answer = String::new();
-    match BufReader::new(stream).read_line(&mut answer) {
+    match BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut answer) {
         Err(error) if has_hung_up(&error) => Ok(None),
         Err(error) => Err(error),
         Ok(0) => Ok(None),

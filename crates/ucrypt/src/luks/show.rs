@@ -258,8 +258,9 @@ fn put_as_json(
 fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?;
-        file.write_all(key)?;
-        file.sync_all()
+        let written = file.write_all(key).and_then(|()| file.sync_all());
+        // A part of a key is of no use to anybody but an attacker.
+        written.inspect_err(|_| _ = std::fs::remove_file(path))
     };
     write().map_err(|error: std::io::Error| {
         Failure::wrong(format!("cannot write the key to {}: {error}", path.display()))

@@ -9,6 +9,7 @@ use super::{Wanted, fuse};
 use crate::failure::Failure;
 use crate::programs;
 use crate::progress::Waiting;
+use crate::secrecy;
 
 /// Signatures of partition tables.
 const PARTITIONED: [&str; 2] = ["dos", "gpt"];
@@ -37,7 +38,8 @@ pub(super) fn mount(device: &Path, wanted: &Wanted<'_>) -> Result<(), Failure> {
     let place = wanted.dir.display();
     // It may have a journal to replay.
     let _waiting = Waiting::begin(&format!("mounting at {place}"));
-    let ran = programs::run(&mut command)
+    // Some file systems get their rights from it.
+    let ran = secrecy::under_inherited_umask(|| programs::run(&mut command))
         .map_err(|error| Failure::device(format!("cannot run mount: {error}")))?;
     if ran.status.success() {
         return Ok(());

@@ -84,6 +84,58 @@ fn root_mounts_uses_and_unmounts_a_volume_each_by_one_command() {
     nothing_is_left(&scratch);
 }
 
+/// The server was gone, so nobody said that anything had failed.
+#[test]
+fn a_server_that_is_killed_while_its_file_system_is_unmounted_is_no_success() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        umount=$(command -v umount)
+        mkdir bin
+        printf '#!/bin/sh\npkill -KILL -f \"serve-in-background.* %s$\"\nexec %s \"$@\"\n' $name $umount >bin/umount
+        chmod +x bin/umount
+        ucrypt open --as loop --key-file passphrase image $name
+        ucrypt mount $name m
+        PATH=$PWD/bin:$PATH refused 4 'has ended meanwhile' ucrypt umount m
+        $umount m || true
+        ucrypt close $name || true";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+/// Nobody was told how the programs had ended that it started, and what had succeeded was undone, or left.
+#[test]
+fn a_caller_that_ignores_the_ends_of_its_children_mounts_and_unmounts() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = format!(
+        "env --ignore-signal=CHLD {UCRYPT} mount --key-file passphrase --name $name image m
+        mountpoint m
+        env --ignore-signal=CHLD {UCRYPT} umount m
+        [ -z \"$(ucrypt list)\" ]"
+    );
+    run(&mut root_script(&scratch, &text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
+/// A file system without rights of its own, such as FAT, gets them from the umask of who mounts it.
+#[test]
+fn a_file_system_is_mounted_under_the_callers_umask() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = "
+        mount=$(command -v mount)
+        mkdir bin
+        printf '#!/bin/sh\numask >told\nexec %s \"$@\"\n' $mount >bin/mount
+        chmod +x bin/mount
+        umask 022
+        PATH=$PWD/bin:$PATH ucrypt mount --key-file passphrase --name $name image m
+        [ $(cat told) = 0022 ]
+        ucrypt umount m";
+    run(&mut root_script(&scratch, text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
 #[test]
 fn the_name_is_made_of_the_images_and_is_its_own() {
     let scratch = Scratch::new();

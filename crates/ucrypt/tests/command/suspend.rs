@@ -12,8 +12,9 @@ use crate::endings::stop;
 use crate::held_exec::nobody_hangs;
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::nbd_client::NbdClient;
+use crate::other_users;
 use crate::process::{Ran, limited, python, run, tool};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, UCRYPT};
 use crate::secrets::{found_in, volume_key};
 use crate::server::await_that;
 
@@ -482,6 +483,7 @@ os.setuid(65534)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(directory + "/.volume.sock")
 listener.listen(8)
+os.chmod(directory + "/.volume.sock", 0o777)
 print("listens", flush=True)
 while True:
     client, _ = listener.accept()
@@ -520,10 +522,34 @@ fn another_users_server_gets_no_key_and_nobody_is_asked_for_a_passphrase() {
     let stolen = directory.join("key").exists();
     // Root may ask it for everything else.
     let shown = action(&scratch, &["status", "volume", "--json"], b"");
+    // Others may not: they would believe what it says.
+    fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("set");
+    let program = scratch.path("ucrypt");
+    fs::copy(UCRYPT, &program).expect("copied");
+    let user = other_users::unused_user().to_string();
+    let as_user = |words: &[&str]| {
+        let mut command = limited("setpriv");
+        command
+            .args(["--reuid", &user, "--regid", &user, "--clear-groups"])
+            .arg(&program)
+            .args(words);
+        run(command.env("XDG_RUNTIME_DIR", scratch.path("run")), b"")
+    };
+    let actions: [&[&str]; 3] =
+        [&["status", "volume"], &["close", "volume"], &["resize", "volume"]];
+    let others = actions.map(as_user);
+    let mounted = as_user(&["mount", "volume", "/mnt"]);
+    let listed = as_user(&["list"]);
     for process in scratch.processes() {
         let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
     server.wait().expect("waited");
+    let listed = listed.text();
+    assert!(listed.contains("dead") && !listed.contains("suspended"), "{listed}");
+    assert!(mounted.refuses(4).contains("another user's"));
+    for refused in others {
+        refused.refuses(2);
+    }
     for refused in [by_key, by_passphrase] {
         let said = refused.refuses(2);
         assert!(said.contains("user 65534"), "{said}");
