@@ -289,13 +289,14 @@ impl<'a> Connection<'a> {
             (Ok(()), Kind::Read { .. }, None) => {
                 Reply::error(self.structured, cookie, Refusal::from(Errno::IO))
             }
-            (Ok(()), Kind::Zeroes(done), _)
-                if self.output_open
-                    && let Some(rest) = done.rest() =>
-            {
-                return self.start(Pending { cookie, kind: Kind::Zeroes(rest) }, rest.io());
-            }
-            (Ok(()), Kind::Plain | Kind::Zeroes(_), _) => Reply::success(cookie),
+            (Ok(()), Kind::Zeroes(done), _) => match done.rest().filter(|_| self.output_open) {
+                Some(rest) => {
+                    let pending = Pending { cookie, kind: Kind::Zeroes(rest) };
+                    return self.start(pending, rest.io());
+                }
+                None => Reply::success(cookie),
+            },
+            (Ok(()), Kind::Plain, _) => Reply::success(cookie),
             (Ok(()), Kind::TrimThenFlush, _) => {
                 return self.start(Pending { cookie, kind: Kind::Plain }, Io::Flush);
             }
