@@ -245,7 +245,9 @@ impl Volume {
         let (fua, no_unmap, fast) = (false, false, false);
         let mut done = 0;
         while done < len {
-            let (offset, len) = (offset + done, ZEROES_BYTES.min(len - done));
+            let offset = offset + done;
+            // The next pieces begin at whole sectors.
+            let len = (len - done).min(ZEROES_BYTES - offset % ZEROES_BYTES);
             let io = Io::WriteZeroes { offset, len, fua, no_unmap, fast };
             self.one("write of zeroes", offset, io)?;
             done += len;

@@ -633,7 +633,12 @@ pub(crate) fn close_patiently(name: &str, patience: Duration) -> Result<(), Fail
 
 /// The status of a volume, if its server lives and is this user's or this user is root.
 pub(crate) fn status_of(paths: &RuntimePaths) -> Option<Value> {
-    control::ask(paths, control::Request::Status).ok()
+    ask_status(paths).ok()
+}
+
+/// As [`status_of`], or why there is none.
+pub(crate) fn ask_status(paths: &RuntimePaths) -> Result<Value, Failure> {
+    control::ask(paths, control::Request::Status)
 }
 
 /// Whether a volume with this status has its key, and is not about to lose it.
@@ -807,7 +812,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         Ok(status) if args.dispatch => print(&show::dispatch(&status)),
         Ok(status) => show_status(&paths, &status, args.bytes),
         // It may have a mounted file system, or be another user's.
-        Err(failure) if is_served(&paths) || failure.code == DENIED => {
+        Err(failure) if is_served(&paths) || failure.is_denied() => {
             if args.json {
                 let (name, error) = (paths.name(), &failure.message);
                 print_line(json!({ "name": name, "active": null, "error": error }))?;
@@ -824,9 +829,6 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), Failure> {
         }
     }
 }
-
-/// The exit code of what is another user's.
-const DENIED: u8 = 2;
 
 /// How long `status` looks at a volume to tell what it does now.
 const LOOK: Duration = Duration::from_millis(300);

@@ -79,6 +79,11 @@ impl Failure {
         Self::with(SIGPIPE_CODE, "")
     }
 
+    /// Whether there is no permission.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.code == 2
+    }
+
     /// Whether something is in use.
     pub(crate) fn is_busy(&self) -> bool {
         self.code == 5

@@ -288,10 +288,13 @@ impl Log {
 /// Says that something has happened: in the log if there is one, else on standard error. `kind` names
 /// the event for programs.
 pub(crate) fn event(level: Level, kind: &str, message: impl Display) {
-    let message = without_numbers(message);
     match &*LOG.read().unwrap_or_else(PoisonError::into_inner) {
-        Some(log) if level <= log.level => log.write(level, kind, &one_line(&message)),
-        None if level <= Level::Warning => stdio::say(&format!("ucrypt: {message}\n")),
+        Some(log) if level <= log.level => {
+            log.write(level, kind, &one_line(&without_numbers(message)));
+        }
+        None if level <= Level::Warning => {
+            stdio::say(&format!("ucrypt: {}\n", without_numbers(message)));
+        }
         Some(_) | None => {}
     }
 }

@@ -502,21 +502,24 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
              has done so since"
         ));
     }
-    let after = background::status_of(paths);
-    // One that closes ends with its last user, who may have been this mount.
-    let has_gone =
-        status.as_ref().is_some_and(|it| !background::is_about_to_close(it)) && after.is_none();
-    let failed = if has_gone {
-        Some("its server has ended meanwhile, or does not answer".to_owned())
-    } else {
-        after.and_then(|status| failures(&status, before))
+    let after = background::ask_status(paths);
+    let failed = match after {
+        Ok(status) => failures(&status, before),
+        Err(failure) if failure.is_gone => None,
+        // One that closes ends with its last user, who may have been this mount.
+        Err(_) => status
+            .as_ref()
+            .filter(|status| !background::is_about_to_close(status))
+            .map(|_| "its server has ended meanwhile, or does not answer".to_owned()),
     };
     let closed = match &stays {
         Some(why) => {
             say_line(format_args!("{name} stays open, {why}"));
             Ok(())
         }
-        None => background::close_named(name),
+        // Somebody else may have closed it meanwhile.
+        None => background::close_named(name)
+            .or_else(|failure| if failure.is_gone { Ok(()) } else { Err(failure) }),
     };
     let failed = if was_killed {
         Some("the program that kept its file system had ended before".into())

@@ -1,6 +1,6 @@
 //! What is said of a command line that cannot be understood: one line, as of all other failures.
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
 /// The cause and the remedy, without `ucrypt: `. `words` is the command line.
@@ -14,8 +14,9 @@ pub(crate) fn line<'a>(
     let cause = cause.strip_prefix("error: ").unwrap_or(cause);
     let mut parts = vec![cause.split_whitespace().collect::<Vec<_>>().join(" ")];
     parts.extend(similar(error).map(|it| format!("similar: {it}")));
-    let action = words.into_iter().find_map(|word| command.find_subcommand(word));
-    let action = action.map(Command::get_name).filter(|name| *name != "help");
+    let is_of_action = error.kind() != ErrorKind::InvalidSubcommand;
+    let mut words = words.into_iter().filter(|_| is_of_action);
+    let action = words.find_map(|word| command.find_subcommand(word)).map(Command::get_name);
     let action = action.map(|name| format!(" {name}")).unwrap_or_default();
     parts.push(format!("see ucrypt{action} --help"));
     parts.join("; ")
@@ -54,7 +55,7 @@ mod tests {
         let missing = "the following required arguments were not provided: <IMAGE>; see ucrypt luksDump --help";
         assert_eq!(said(&["luksDump"]), missing);
         let similar = "unrecognized subcommand 'opne'; similar: open; see ucrypt --help";
-        assert_eq!(said(&["opne"]), similar);
+        assert_eq!(said(&["opne", "status"]), similar);
         let similar =
             "unexpected argument '--deferrd' found; similar: --deferred; see ucrypt close --help";
         assert_eq!(said(&["close", "--deferrd", "i"]), similar);

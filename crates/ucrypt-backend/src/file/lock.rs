@@ -194,8 +194,6 @@ fn is_file(path: &Path, file: &Statx) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     /// Who went on without the lock, because it may share the image, held a part of it for ever.
@@ -206,10 +204,10 @@ mod tests {
         fs::write(&path, []).unwrap();
         let open = || fs::File::options().read(true).write(true).open(&path).unwrap();
         let (other, ours, third) = (open(), open(), open());
-        // A program that locks whole files.
-        let mut all = range(UNSHARED + WRITE);
-        all.l_type = libc::F_WRLCK as libc::c_short;
-        fcntl(other.as_fd(), libc::F_OFD_SETLK, &mut all).unwrap();
+        // The byte of a program that lets nobody share it.
+        let mut byte = range(UNSHARED + WRITE);
+        byte.l_type = libc::F_WRLCK as libc::c_short;
+        fcntl(other.as_fd(), libc::F_OFD_SETLK, &mut byte).unwrap();
         assert_eq!(acquire(ours.as_fd(), true, Duration::ZERO), Ok(false));
         for byte in [CONSISTENT_READ, WRITE, RESIZE] {
             assert_eq!(is_free(third.as_fd(), USED + byte), Ok(true));

@@ -27,9 +27,6 @@ use rustix::io::Errno;
 use super::mount::unmount_stale;
 use crate::creatable::check_creatable;
 
-/// `STATX_MNT_ID` of statx(2).
-const STATX_MNT_ID: u32 = 0x1000;
-
 /// A path, with a file that the mount may cover.
 #[derive(Debug)]
 pub(super) struct MountPoint {
@@ -113,8 +110,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Refuses a path where something is mounted that does not answer: to look at it would take for ever.
 fn check_answers(path: &Path) -> io::Result<()> {
     let mount = |path: &Path| {
-        let flags = StatxFlags::from_bits_retain(STATX_MNT_ID);
-        Some(statx(CWD, path, AtFlags::STATX_DONT_SYNC, flags).ok()?.stx_mnt_id)
+        let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID).ok()?;
+        // Before Linux 5.8 there are no numbers of mounts.
+        Some((found.stx_mnt_id, found.stx_dev_major, found.stx_dev_minor))
     };
     let around = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if mount(path).is_none_or(|there| Some(there) == mount(around)) {

@@ -122,16 +122,21 @@ struct Zeroing {
 }
 
 impl Zeroing {
-    /// The first piece.
+    /// Length of the first piece: the next ones begin at whole sectors.
+    fn piece(self) -> u64 {
+        self.len.min(ZEROES_BYTES_MAX - self.offset % ZEROES_BYTES_MAX)
+    }
+
     fn io(self) -> Io<'static> {
         let Self { offset, fua, no_unmap, fast, .. } = self;
-        Io::WriteZeroes { offset, len: self.len.min(ZEROES_BYTES_MAX), fua, no_unmap, fast }
+        Io::WriteZeroes { offset, len: self.piece(), fua, no_unmap, fast }
     }
 
     /// What is left behind the first piece.
     fn rest(self) -> Option<Self> {
-        let len = self.len.checked_sub(ZEROES_BYTES_MAX).filter(|len| *len > 0)?;
-        Some(Self { offset: self.offset + ZEROES_BYTES_MAX, len, ..self })
+        let piece = self.piece();
+        let (offset, len) = (self.offset + piece, self.len - piece);
+        (len > 0).then_some(Self { offset, len, ..self })
     }
 }
 

@@ -255,6 +255,12 @@ impl Device {
         Ok(())
     }
 
+    /// Closes the file early. Requests that a broken queue has taken fail only when all its files are closed, and
+    /// [`Device::stop`] waits for them.
+    pub(super) fn close_file(&mut self) {
+        self.file = None;
+    }
+
     /// Stops the block device: requests in flight are finished, later ones get errors, and the
     /// queues end. One that was to be taken over, and was not, still waits for a server, or has one.
     pub(super) fn stop(&mut self) {

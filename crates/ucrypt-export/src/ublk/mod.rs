@@ -218,6 +218,9 @@ impl UblkExport {
 
     fn end(&mut self) {
         let Some(mut device) = self.device.take() else { return };
+        if self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            device.close_file();
+        }
         device.stop();
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended too.

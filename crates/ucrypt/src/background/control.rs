@@ -168,8 +168,11 @@ fn is_gone(paths: &RuntimePaths, patience: Duration) -> bool {
 /// volume would be believed. Root may ask whom it likes.
 fn connect(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failure> {
     let stream = connect_to_any(paths, patience)?;
-    if !rustix::process::geteuid().is_root() {
-        check_is_own(paths, &stream)?;
+    // Where this user has no number of its own (in a user namespace), as many as have none are trusted so far, as by the
+    // server; not with a key.
+    let user = rustix::process::geteuid();
+    if !user.is_root() {
+        check_is_own(paths, &stream, |server| server == user.as_raw())?;
     }
     Ok(stream)
 }
@@ -209,16 +212,20 @@ fn connected(path: &Path, patience: Duration) -> io::Result<UnixStream> {
 /// As [`connect`], but only to a server of this user.
 fn connect_to_own(paths: &RuntimePaths) -> Result<UnixStream, Failure> {
     let stream = connect_to_any(paths, STATUS_PATIENCE)?;
-    check_is_own(paths, &stream)?;
+    check_is_own(paths, &stream, is_this_user)?;
     Ok(stream)
 }
 
 /// Refuses a server of another user.
-fn check_is_own(paths: &RuntimePaths, stream: &UnixStream) -> Result<(), Failure> {
+fn check_is_own(
+    paths: &RuntimePaths,
+    stream: &UnixStream,
+    is_own: impl Fn(u32) -> bool,
+) -> Result<(), Failure> {
     let failed =
         |error| Failure::device(format!("cannot ask who serves {}: {error}", paths.name()));
     let server = Peer::of(stream).map_err(failed)?.user;
-    if is_this_user(server) {
+    if is_own(server) {
         return Ok(());
     }
     Err(Failure::denied(format!(

@@ -103,6 +103,24 @@ fn a_server_that_is_killed_while_its_file_system_is_unmounted_is_no_success() {
     nothing_is_left(&scratch);
 }
 
+/// Two may unmount it at the same time, and the first one closes it.
+#[test]
+fn a_volume_that_somebody_else_closes_meanwhile_is_unmounted_with_success() {
+    let scratch = Scratch::new();
+    with_file_system(&scratch);
+    let text = format!(
+        "umount=$(command -v umount)
+        mkdir bin
+        printf '#!/bin/sh\\n%s \"$@\" && {UCRYPT} close %s\\n' $umount $name >bin/umount
+        chmod +x bin/umount
+        ucrypt mount --key-file passphrase --name $name image m
+        PATH=$PWD/bin:$PATH ucrypt umount m
+        ! mountpoint -q m"
+    );
+    run(&mut root_script(&scratch, &text), b"").passes();
+    nothing_is_left(&scratch);
+}
+
 /// Nobody was told how the programs had ended that it started, and what had succeeded was undone, or left.
 #[test]
 fn a_caller_that_ignores_the_ends_of_its_children_mounts_and_unmounts() {
