@@ -20,8 +20,10 @@ mod tests {
     use std::ffi::OsStr;
     use std::os::fd::AsFd;
     use std::os::unix::ffi::OsStrExt;
+    use std::sync::Arc;
 
     use super::*;
+    use crate::file::Cut;
     use crate::{Access, Mapping};
 
     #[test]
@@ -30,7 +32,8 @@ mod tests {
         let path = dir.path().join(OsStr::from_bytes(b"odd\xff"));
         fs::write(&path, [0; 4096]).unwrap();
         let file = fs::File::open(&path).unwrap();
-        let mapping = Mapping::file(file.as_fd(), 4096, Access::Read).unwrap();
+        let mapping =
+            Mapping::file(file.as_fd(), 4096, Access::Read, Arc::new(Cut::new(false))).unwrap();
         let maps = kernel_table("/proc/self/maps").unwrap();
         assert!(maps.lines().any(|line| line.contains("odd")), "{maps}");
         assert!(maps.lines().any(|line| line.ends_with("[stack]")), "{maps}");

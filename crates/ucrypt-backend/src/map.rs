@@ -31,12 +31,12 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munlock, munmap};
 
-use crate::file::read_full;
+use crate::file::{Cut, read_full};
 use crate::stream::prefetch;
 use crate::{Access, Errno, Watch};
 
@@ -101,6 +101,7 @@ enum What {
         /// By block: known not to be a hole.
         present: Box<[AtomicU64]>,
         access: Access,
+        cut: Arc<Cut>,
         /// Locks of the blocks, shared as described at [`LOCKS`].
         locks: Box<[RwLock<()>]>,
     },
@@ -125,7 +126,12 @@ impl Mapping {
     }
 
     /// The first `len` bytes of a file in memory.
-    pub(crate) fn file(fd: BorrowedFd<'_>, len: u64, access: Access) -> io::Result<Self> {
+    pub(crate) fn file(
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+        cut: Arc<Cut>,
+    ) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let fd = fd.try_clone_to_owned()?;
         let protection = match access {
@@ -152,10 +158,10 @@ impl Mapping {
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
         let locks = len.div_ceil(BLOCK_BYTES).min(LOCKS);
         let locks = (0..locks).map(|_| RwLock::new(())).collect();
-        Ok(Self { base, len, what: What::File { fd, watch, present, access, locks } })
+        Ok(Self { base, len, what: What::File { fd, watch, present, access, cut, locks } })
     }
 
-    /// Forgets the presence of a range that is about to become a hole.
+    /// Forgets the presence of a range that has become a hole.
     pub(crate) fn forget(&self, offset: u64, len: u64) {
         let What::File { present, .. } = &self.what else { return };
         let end = offset.saturating_add(len).min(self.len as u64);
@@ -175,8 +181,11 @@ impl Mapping {
         )
     }
 
-    /// The range's place in the mapping; `None` if it reaches beyond the end.
+    /// The range's place in the mapping; `None` if it reaches beyond the end, or is cut off.
     fn place(&self, offset: u64, len: usize) -> Option<usize> {
+        if let What::File { cut, .. } = &self.what {
+            cut.check(offset.checked_add(len as u64)?).ok()?;
+        }
         let offset = usize::try_from(offset).ok()?;
         (offset.checked_add(len)? <= self.len).then_some(offset)
     }
@@ -269,7 +278,7 @@ impl Map for Mapping {
     }
 
     fn write(&self, offset: u64, len: usize, put: PutBytes<'_>) -> Option<Result<(), Errno>> {
-        let What::File { watch, locks, access: Access::ReadWrite, .. } = &self.what else {
+        let What::File { watch, cut, locks, access: Access::ReadWrite, .. } = &self.what else {
             return None;
         };
         for piece in self.pieces(offset, len)? {
@@ -284,6 +293,7 @@ impl Map for Mapping {
                 return Some(Err(error));
             }
         }
+        cut.note_write(offset + len as u64);
         (!watch.is_broken()).then_some(Ok(()))
     }
 
@@ -293,7 +303,10 @@ impl Map for Mapping {
                 buf.fill(0);
                 Ok(())
             }
-            What::File { fd, .. } => read_full(fd.as_fd(), buf, offset),
+            What::File { fd, cut, .. } => {
+                cut.check(offset.saturating_add(buf.len() as u64))?;
+                read_full(fd.as_fd(), buf, offset)
+            }
         }
     }
 }
@@ -342,6 +355,10 @@ mod tests {
         file
     }
 
+    fn map(file: &std::fs::File, access: Access) -> Mapping {
+        Mapping::file(file.as_fd(), LEN, access, Arc::new(Cut::new(true))).unwrap()
+    }
+
     fn byte(mapping: &Mapping, offset: u64) -> Option<u8> {
         let mut found = None;
         let done = mapping.read(offset, 1, &mut |_, bytes| {
@@ -355,7 +372,7 @@ mod tests {
     fn what_is_there_is_lent_and_holes_are_left_alone() {
         use std::os::unix::fs::MetadataExt as _;
         let file = file();
-        let mapping = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
+        let mapping = map(&file, Access::Read);
         assert!(mapping.at_hand(100, 300_000) && mapping.at_hand(0, 512 << 10));
         assert!(!mapping.at_hand(512 << 10, 1) && !mapping.at_hand((512 << 10) - 1, 2));
         assert!(!mapping.at_hand(LEN - 1, 2) && !mapping.at_hand(u64::MAX, 1));
@@ -379,7 +396,7 @@ mod tests {
     fn a_file_that_is_cut_off_ends_in_an_error_for_every_reader() {
         for _ in 0..20 {
             let file = file();
-            let mapping = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
+            let mapping = map(&file, Access::Read);
             assert!(mapping.at_hand(0, 512 << 10));
             std::thread::scope(|scope| {
                 for _ in 0..3 {
@@ -418,7 +435,7 @@ mod tests {
     #[test]
     fn what_is_written_in_place_is_in_the_file_and_nowhere_else() {
         let file = file();
-        let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+        let mapping = map(&file, Access::ReadWrite);
         assert!(mapping.is_writable());
         assert_eq!(fill(&mapping, 512, 200_000, 7), Some(Ok(())));
         let mut all = vec![0; 512 << 10];
@@ -430,14 +447,14 @@ mod tests {
             if place.start > 0 { Err(Errno::IO) } else { Ok(()) }
         });
         assert_eq!(failed, Some(Err(Errno::IO)));
-        let to_read = Mapping::file(file.as_fd(), LEN, Access::Read).unwrap();
+        let to_read = map(&file, Access::Read);
         assert!(!to_read.is_writable() && fill(&to_read, 0, 512, 7).is_none());
     }
 
     #[test]
     fn a_piece_is_never_seen_half_written() {
         let file = file();
-        let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+        let mapping = map(&file, Access::ReadWrite);
         // The pieces span two blocks each.
         let (offset, len) = (4096 + 512, 200_000);
         fill(&mapping, offset, len, 1);
@@ -470,7 +487,7 @@ mod tests {
     fn a_file_that_is_cut_off_is_not_taken_for_written() {
         for _ in 0..20 {
             let file = file();
-            let mapping = Mapping::file(file.as_fd(), LEN, Access::ReadWrite).unwrap();
+            let mapping = map(&file, Access::ReadWrite);
             std::thread::scope(|scope| {
                 for with in 2..4 {
                     let mapping = &mapping;

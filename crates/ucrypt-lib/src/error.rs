@@ -21,7 +21,7 @@ pub(crate) trait ToOpenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The passphrase or key opens nothing: ask for another one.
+    /// The passphrase or key opens nothing: ask for another one. The text names a keyslot that could not be tried.
     #[error("{0}")]
     WrongKey(String),
     /// Somebody else uses the image: close it there, or open with
@@ -51,7 +51,7 @@ impl ToOpenError for ImageError {
         let text = self.to_string();
         if self.is_busy() {
             OpenError::InUse(text)
-        } else if self.is_permission() {
+        } else if self.is_of_writing() {
             OpenError::Denied(text)
         } else {
             OpenError::System(text)
@@ -264,5 +264,22 @@ pub(crate) fn fuse_error(error: &FuseError) -> ServeError {
     match error {
         FuseError::Mount { .. } => ServeError::Denied(text),
         _ => ServeError::System(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_only_opens_for_reading_is_denied() {
+        use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
+        for (kind, is_denied) in
+            [(PermissionDenied, true), (ReadOnlyFilesystem, true), (NotFound, false)]
+        {
+            let error = ImageError::Io { path: "image".into(), error: kind.into() };
+            let found = error.to_open_error();
+            assert_eq!(matches!(found, OpenError::Denied(_)), is_denied, "{found:?}");
+        }
     }
 }

@@ -355,7 +355,7 @@ impl FormatOptions {
             None => random_volume_key(bits / 8, &mut secrecy::random)
                 .map_err(ToOpenError::to_open_error)?,
         };
-        let hash = find_hash(&self.hash).map_err(ToOpenError::to_open_error)?;
+        let hash = find_hash(&self.hash).map_err(|error| OpenError::Options(error.to_string()))?;
         let usual = match self.version {
             Format::Luks1 => KeyDerivation::pbkdf2(),
             _ => KeyDerivation::argon2id(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ucrypt_image::header::{HeaderImage, open_to_look};
+use ucrypt_image::header::{HeaderImage, open_to_look, read_header};
 use ucrypt_luks::Header;
 use ucrypt_luks::luks2::SegmentKind;
 
@@ -60,9 +60,10 @@ pub struct HeaderFacts {
 /// # Errors
 /// See [`OpenError`]: [`OpenError::Header`] if there is no LUKS header.
 pub fn inspect(image: impl AsRef<Path>) -> Result<HeaderFacts, OpenError> {
-    let image = open_to_look(image.as_ref()).map_err(ToOpenError::to_open_error)?;
+    let path = image.as_ref();
+    let image = open_to_look(path).map_err(ToOpenError::to_open_error)?;
     let (header, damage) =
-        Header::read(&HeaderImage(&image)).map_err(ToOpenError::to_open_error)?;
+        read_header(&HeaderImage(&image), path).map_err(ToOpenError::to_open_error)?;
     let (label, cipher, sector_size) = match &header {
         Header::Luks1(header) => {
             (None, Some(format!("{}-{}", header.cipher_name, header.cipher_mode)), 512)

@@ -132,8 +132,9 @@ impl Plain {
             )));
         }
         let key: Secret = match key {
-            Key::Passphrase(passphrase) => key_from_passphrase(passphrase, &self.hash, bytes)
-                .map_err(ToOpenError::to_open_error)?,
+            Key::Passphrase(passphrase) => {
+                key_from_passphrase(passphrase, &self.hash, bytes).map_err(of_options)?
+            }
             Key::File(path) => Part { offset: 0, size: Some(bytes.into()), line: false }
                 .of_file(path)
                 .map_err(ToOpenError::to_open_error)?,
@@ -148,6 +149,14 @@ impl Plain {
         }
         let Place { offset, skip, size, sector_size, iv_large_sectors } = self.place;
         let volume = plain::Plain { cipher, offset, skip, size, sector_size, iv_large_sectors };
-        volume.unlock(&key).map_err(ToOpenError::to_open_error)
+        volume.unlock(&key).map_err(of_options)
+    }
+}
+
+/// There is no header that could be wrong: what was said is.
+fn of_options(error: ucrypt_luks::Error) -> OpenError {
+    match error.to_open_error() {
+        OpenError::Header(text) => OpenError::Options(text),
+        other => other,
     }
 }

@@ -14,7 +14,7 @@ use crate::queues::Queues;
 use crate::serve::{NbdServer, ServedFile};
 
 /// Most bytes that are zeroed at a time: who writes a part of a sector nearby waits for no more than that.
-const ZEROES_BYTES: u64 = 64 << 20;
+const PIECE_BYTES: u64 = 64 << 20;
 
 /// Where the description of a volume comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,17 +239,33 @@ impl Volume {
     /// Those of [`Volume::write_at`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        let (fua, no_unmap, fast) = (false, false, false);
+        self.in_pieces("write of zeroes", offset, len, |offset, len| Io::WriteZeroes {
+            offset,
+            len,
+            fua,
+            no_unmap,
+            fast,
+        })
+    }
+
+    /// Carries out `io` for each piece of a range: others wait for a piece, and not for all of it.
+    fn in_pieces(
+        &self,
+        what: &'static str,
+        offset: u64,
+        len: u64,
+        io: impl Fn(u64, u64) -> Io<'static>,
+    ) -> Result<(), IoError> {
         if len == 0 {
             return self.engine().map(drop);
         }
-        let (fua, no_unmap, fast) = (false, false, false);
         let mut done = 0;
         while done < len {
             let offset = offset + done;
             // The next pieces begin at whole sectors.
-            let len = (len - done).min(ZEROES_BYTES - offset % ZEROES_BYTES);
-            let io = Io::WriteZeroes { offset, len, fua, no_unmap, fast };
-            self.one("write of zeroes", offset, io)?;
+            let len = (len - done).min(PIECE_BYTES - offset % PIECE_BYTES);
+            self.one(what, offset, io(offset, len))?;
             done += len;
         }
         Ok(())
@@ -267,10 +283,7 @@ impl Volume {
         if !self.0.facts.discards {
             return Err(IoError::NoDiscards);
         }
-        if len == 0 {
-            return self.engine().map(drop);
-        }
-        self.one("discard", offset, Io::Discard { offset, len })
+        self.in_pieces("discard", offset, len, |offset, len| Io::Discard { offset, len })
     }
 
     /// Makes every write durable that has returned, on any thread.

@@ -12,6 +12,7 @@ use crate::derivations;
 use crate::error::{Error, Result};
 use crate::hash::find_hash;
 use crate::memory::{self, Permit};
+use crate::stack::scrub_stack;
 
 /// Largest memory cost of Argon2, in KiB.
 pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
@@ -179,11 +180,14 @@ fn argon2(
     if let Some(permit) = permit {
         permit.taken();
     }
-    pool.install(|| {
+    let result = pool.install(|| {
         let result = hasher.hash_password_into_with_memory(passphrase, salt, out, &mut memory);
         memory.par_iter_mut().for_each(Zeroize::zeroize);
-        result.map_err(|problem| Error::damaged("argon2", problem.to_string()))
-    })
+        scrub_stack();
+        result
+    });
+    pool.broadcast(|_| scrub_stack());
+    result.map_err(|problem| Error::damaged("argon2", problem.to_string()))
 }
 
 #[cfg(test)]

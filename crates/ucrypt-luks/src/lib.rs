@@ -56,6 +56,7 @@ mod pinned;
 pub mod plain;
 mod rotate;
 pub mod signature;
+mod stack;
 mod strict;
 mod table;
 mod uuid;
@@ -83,5 +84,6 @@ pub use pbkdf::{
 };
 pub use pinned::{HeaderCopy, HeaderDigest};
 pub use rotate::{Rotation, rotate};
+pub use stack::scrub_stack;
 pub use table::Table;
 pub use volume::{Flag, Format, SECTOR_BYTES, Segment, Unlocked};

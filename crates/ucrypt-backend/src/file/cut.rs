@@ -5,25 +5,46 @@
 //! behind that end is read or written. Who truncates and extends it between two looks is not noticed.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use crate::Errno;
 
 /// See the module's comment.
-pub(super) struct Cut {
-    /// Devices keep their length, and a mapped file does not grow.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    /// Devices keep their length, and what is only read does not grow.
     is_watched: bool,
     /// Where the file was found to end too early, in bytes.
     at: AtomicU64,
-    /// The greatest end of what was written since the last flush, in bytes.
-    written: AtomicU64,
+    /// The greatest end of what was written and is not known to be flushed, in bytes: of writes answered before
+    /// [`Cut::second`] changed, and since. No write waits for another one to note its end.
+    written: [AtomicU64; 2],
+    /// Which of both is for the writes that are answered now.
+    second: AtomicBool,
+    /// Flushes under way.
+    flushes: AtomicU32,
+}
+
+/// A flush under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Flushing {
+    /// The greatest end of what was written before it, in bytes.
+    written: u64,
+    /// Which of [`Cut::written`] holds nothing that was answered after the flush began.
+    covered: Option<usize>,
 }
 
 impl Cut {
-    pub(super) fn new(is_watched: bool) -> Self {
-        Self { is_watched, at: AtomicU64::new(u64::MAX), written: AtomicU64::new(0) }
+    pub(crate) fn new(is_watched: bool) -> Self {
+        Self {
+            is_watched,
+            at: AtomicU64::new(u64::MAX),
+            written: [const { AtomicU64::new(0) }; 2],
+            second: AtomicBool::new(false),
+            flushes: AtomicU32::new(0),
+        }
     }
 
     /// The length of the file now, in bytes, as far as the kernel knows it: no server of a file system is asked, which
@@ -38,32 +59,62 @@ impl Cut {
     }
 
     /// Fails if a range that ends at `end` bytes is known to be cut off.
-    pub(super) fn check(&self, end: u64) -> Result<(), Errno> {
+    pub(crate) fn check(&self, end: u64) -> Result<(), Errno> {
         if end > self.at.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// Fails if a range that is to be written does not lie in the file, which now has `len` bytes.
+    /// Fails if a range that is or was to be written does not lie in the file, which now has `len` bytes.
     pub(super) fn check_write(&self, end: u64, len: u64) -> Result<(), Errno> {
         if end > len {
             self.at.fetch_min(len, Ordering::Relaxed);
         }
-        self.check(end)?;
-        if self.is_watched {
-            self.written.fetch_max(end, Ordering::Relaxed);
-        }
-        Ok(())
+        self.check(end)
     }
 
-    /// After a flush: fails if something that was written before is cut off, then and from then on. What was flushed
-    /// may be given up later, by a volume that is made smaller.
-    pub(super) fn check_written(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        let written = self.written.load(Ordering::Relaxed);
-        if written > 0 {
-            self.check_write(written, self.len_now(file))?;
-            // Unless more was written meanwhile.
-            let _ = self.written.compare_exchange(written, 0, Ordering::Relaxed, Ordering::Relaxed);
+    /// A range that ends at `end` bytes is written. Noted before its answer: a flush covers what was answered before it.
+    pub(crate) fn note_write(&self, end: u64) {
+        if !self.is_watched {
+            return;
         }
-        Ok(())
+        loop {
+            let second = self.second.load(Ordering::SeqCst);
+            let written = &self.written[usize::from(second)];
+            if written.load(Ordering::SeqCst) < end {
+                written.fetch_max(end, Ordering::SeqCst);
+            }
+            // A flush that begins from here on sees it. One that began meanwhile may not, and would forget it.
+            if self.second.load(Ordering::SeqCst) == second {
+                return;
+            }
+        }
+    }
+
+    /// A flush begins. [`Cut::end_flush`] follows.
+    pub(super) fn begin_flush(&self) -> Flushing {
+        // What two of them cover cannot be told apart: the first alone forgets what it has covered.
+        let is_first = self.flushes.fetch_add(1, Ordering::SeqCst) == 0;
+        let covered = is_first.then(|| usize::from(self.second.fetch_xor(true, Ordering::SeqCst)));
+        let [one, other] = self.written.each_ref().map(|written| written.load(Ordering::SeqCst));
+        Flushing { written: one.max(other), covered }
+    }
+
+    /// A flush has ended so. It fails if something that was written before is cut off, and so do all from then on. What
+    /// was flushed may be given up later, by a volume that is made smaller.
+    pub(super) fn end_flush(
+        &self,
+        flushing: Flushing,
+        file: BorrowedFd<'_>,
+        mut result: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let Flushing { written, covered } = flushing;
+        if result.is_ok() && written > 0 {
+            result = self.check_write(written, self.len_now(file));
+        }
+        if let (Ok(()), Some(covered)) = (result, covered) {
+            self.written[covered].store(0, Ordering::SeqCst);
+        }
+        self.flushes.fetch_sub(1, Ordering::SeqCst);
+        result
     }
 
     /// A read that ends at `end` bytes has found the end of the file before.

@@ -42,12 +42,19 @@ impl Losses {
         Self { watch: None, first: Mutex::new(None) }
     }
 
+    /// Remembers a failure that the kernel does not report to everybody.
+    pub(super) fn note(&self, error: Errno) {
+        // Nothing is known of what was asked for.
+        if !matches!(error, Errno::INTR | Errno::AGAIN | Errno::CANCELED) {
+            self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
     /// Fails once data was lost since the image was opened. Waits for no disk.
     pub(super) fn check(&self) -> Result<(), Errno> {
-        let Some(watch) = &self.watch else { return Ok(()) };
         // Held while asking: who is told remembers it before anybody else asks.
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        if first.is_none() {
+        if let (Some(watch), None) = (&self.watch, *first) {
             // SAFETY: the call takes numbers only. No file has that last byte, so none of it is being
             // written, and nothing is waited for.
             let asked = unsafe {

@@ -29,7 +29,10 @@ use rustix::fs::{Advice, Mode, OFlags, SeekFrom, fadvise, fstat};
 
 pub use open::{OpenError, OpenOptions};
 
+pub(crate) use cut::Cut;
 pub(crate) use ops::read_full;
+
+use cut::Flushing;
 
 use crate::at_once::AtOnce;
 use crate::{Backend, Buf, Errno, Extent, Limits, Map, Mapping, Queue, Zones};
@@ -72,7 +75,11 @@ pub(crate) struct Files {
     /// of the range, and with it what was written there, before it refuses: it is not asked.
     punches: bool,
     losses: losses::Losses,
-    cut: cut::Cut,
+    cut: Arc<Cut>,
+    /// Whether a server of the file system gets each flush with the open file that asks for it, and may report what was
+    /// lost to the one alone that wrote it, once (sshfs): the open files that write flush, and one failure is everybody's.
+    /// The kernel does not flush after a single durable write of such a file, if it goes past the page cache.
+    by_file: bool,
 }
 
 /// The same image opened with `O_DIRECT`, and its alignment rules.
@@ -118,22 +125,40 @@ impl Files {
         }
     }
 
-    /// Fails once data that was written is lost, whether its flush succeeded or not.
-    fn check_losses(&self) -> Result<(), Errno> {
-        self.losses.check()?;
-        self.cut.check_written(self.buffered.as_fd())
+    /// The answer to a flush that ended so: it fails once data that was written before is lost.
+    fn flushed(&self, flushing: Flushing, result: Result<(), Errno>) -> Result<(), Errno> {
+        if let (Err(error), true) = (result, self.by_file) {
+            self.losses.note(error);
+        }
+        let result = result.and_then(|()| self.losses.check());
+        self.cut.end_flush(flushing, self.buffered.as_fd(), result)
+    }
+
+    /// The answer to a write that ended so: `end` bytes is the range's end.
+    fn written(&self, end: u64, fua: bool, result: Result<(), Errno>) -> Result<(), Errno> {
+        let is_full = matches!(result, Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG));
+        if let (Err(error), true, true, false) = (result, fua, self.by_file, is_full) {
+            self.losses.note(error);
+        }
+        result?;
+        self.cut.note_write(end);
+        if fua {
+            self.losses.check()?;
+            self.cut.check_write(end, self.cut.len_now(self.buffered.as_fd()))?;
+        }
+        Ok(())
     }
 }
 
-/// The descriptor by which a queue flushes: its own open file where possible. The kernel reports
+/// The descriptors by which a queue flushes: its own open file where possible. The kernel reports
 /// lost data once for each open file; if two queues shared one, the second would be told that all
 /// is well.
 struct Flusher(Option<OwnedFd>);
 
 impl Flusher {
-    /// Opens the image once more. If that is not allowed (no /proc), the shared descriptor is used.
+    /// Opens the image once more. If that is not allowed (no /proc) or would not do, the shared descriptors are used.
     fn new(files: &Files) -> io::Result<Self> {
-        Ok(Self(open_again(files.buffered.as_fd())?))
+        Ok(Self(if files.by_file { None } else { open_again(files.buffered.as_fd())? }))
     }
 
     /// Uses the shared descriptor: for files in memory, which lose no write.
@@ -141,8 +166,14 @@ impl Flusher {
         Self(None)
     }
 
-    fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
-        self.0.as_ref().map_or_else(|| files.buffered.as_fd(), AsFd::as_fd)
+    /// The descriptors to flush, one after the other.
+    fn descriptors<'a>(&'a self, files: &'a Files) -> impl Iterator<Item = BorrowedFd<'a>> {
+        let direct = || files.direct.as_ref().map(|direct| direct.fd.as_fd());
+        let (first, second) = match &self.0 {
+            Some(own) => (own.as_fd(), None),
+            None => (files.buffered.as_fd(), direct()),
+        };
+        std::iter::once(first).chain(second)
     }
 }
 

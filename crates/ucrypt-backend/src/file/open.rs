@@ -248,14 +248,15 @@ fn describe(
     // Without write access or ownership, the kernel does not report which pages are resident
     // (mincore).
     let is_told = !read_only || stat.st_uid == rustix::process::geteuid().as_raw();
+    let cut = Arc::new(Cut::new(!is_device && !read_only));
     let mapping = (in_memory && is_told && len > 0)
-        .then(|| map(fd.as_fd(), len, read_only).map(Arc::new))
+        .then(|| map(fd.as_fd(), len, read_only, &cut).map(Arc::new))
         .flatten();
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
     let is_watched = !read_only && !in_memory;
     let losses = if is_watched { Losses::of(fd.as_fd())? } else { Losses::none() };
-    let cut = Cut::new(!is_device && !read_only && mapping.is_none());
-    let files = Files { buffered: fd, direct, mapping, punch_align, punches, losses, cut };
+    let by_file = !is_device && is_fuse(fd.as_fd());
+    let files = Files { buffered: fd, direct, mapping, punch_align, punches, losses, cut, by_file };
     let files = Arc::new(files);
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {
         let number = |name| attribute(stat.st_rdev, name).and_then(|text| text.parse().ok());
@@ -275,9 +276,10 @@ fn describe(
 
 /// Maps a file for writing if possible, else for reading: a sealed file cannot be mapped for
 /// writing.
-fn map(fd: BorrowedFd<'_>, len: u64, read_only: bool) -> Option<Mapping> {
-    let to_write = (!read_only).then(|| Mapping::file(fd, len, Access::ReadWrite).ok()).flatten();
-    to_write.or_else(|| Mapping::file(fd, len, Access::Read).ok())
+fn map(fd: BorrowedFd<'_>, len: u64, read_only: bool, cut: &Arc<Cut>) -> Option<Mapping> {
+    let by = |access| Mapping::file(fd, len, access, cut.clone()).ok();
+    let to_write = (!read_only).then(|| by(Access::ReadWrite)).flatten();
+    to_write.or_else(|| by(Access::Read))
 }
 
 /// Length of a file or device in bytes.
@@ -291,9 +293,15 @@ pub(super) fn len(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const FUSE_MAGIC: i64 = 0x6573_5546;
 
 fn is_memory_fs(fd: BorrowedFd<'_>) -> bool {
     fstatfs(fd).is_ok_and(|stat| matches!(stat.f_type, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+/// Also where the system does not tell: it asks the server.
+fn is_fuse(fd: BorrowedFd<'_>) -> bool {
+    fstatfs(fd).map_or(true, |stat| stat.f_type == FUSE_MAGIC)
 }
 
 fn is_rotational(device: u64) -> bool {

@@ -69,11 +69,12 @@ fn punch(files: &Files, offset: u64, len: u64) -> Result<(), Errno> {
     if !files.punches {
         return Err(Errno::OPNOTSUPP);
     }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let punched = retry_on_intr(|| fallocate(files.buffered.as_fd(), flags, offset, len));
     if let Some(mapping) = &files.mapping {
         mapping.forget(offset, len);
     }
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    retry_on_intr(|| fallocate(files.buffered.as_fd(), flags, offset, len))
+    punched
 }
 
 fn read(
@@ -132,16 +133,19 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, i
             Done { token, result, bufs }
         }
         Io::Write { token, offset, bufs, fua } => {
-            let mut result = write(files, bounces, offset, &bufs, fua);
-            if fua {
-                result = result.and_then(|()| files.check_losses());
-            }
-            Done { token, result, bufs }
+            let end = offset + total_len(&bufs) as u64;
+            let written = if fua && files.by_file {
+                let written = write(files, bounces, offset, &bufs, false);
+                written.and_then(|()| flusher.descriptors(files).try_for_each(flush))
+            } else {
+                write(files, bounces, offset, &bufs, fua)
+            };
+            Done { token, result: files.written(end, fua, written), bufs }
         }
         Io::Flush { token } => {
-            let flushed = flush(flusher.descriptor(files));
-            let result = flushed.and_then(|()| files.check_losses());
-            Done { token, result, bufs: Vec::new() }
+            let flushing = files.cut.begin_flush();
+            let flushed = flusher.descriptors(files).try_for_each(flush);
+            Done { token, result: files.flushed(flushing, flushed), bufs: Vec::new() }
         }
         Io::Discard { token, offset, len } => {
             let whole = files.discardable(offset, len);
@@ -152,8 +156,8 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, i
         Io::WriteZeroes { token, offset, len } => {
             let now = files.cut.len_now(files.buffered.as_fd());
             let in_file = files.cut.check_write(offset + len, now);
-            let result = in_file.and_then(|()| punch(files, offset, len));
-            Done { token, result, bufs: Vec::new() }
+            let zeroed = in_file.and_then(|()| punch(files, offset, len));
+            Done { token, result: files.written(offset + len, false, zeroed), bufs: Vec::new() }
         }
     }
 }

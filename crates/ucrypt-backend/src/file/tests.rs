@@ -221,6 +221,16 @@ fn what_the_kernel_does_in_part_goes_on_by_itself() {
     }
 }
 
+/// Each way to use a file that may be cut off, with the path of an image.
+fn every_file(prove: impl Fn(&str, &Path, fn(&Path) -> FileBackend)) {
+    let dir = tempfile::tempdir().unwrap();
+    for (way, open) in FILE_WAYS {
+        prove(way, &dir.path().join("image"), open);
+    }
+    let in_memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    prove("in memory", &in_memory.path().join("image"), open);
+}
+
 /// The length of an image, and the one to which it is cut off.
 const LEN: u64 = 1 << 20;
 const CUT: u64 = 256 << 10;
@@ -232,14 +242,12 @@ fn set_len(path: &Path, len: u64) {
 /// Regression: a write behind the end made a file that had been cut off grow again, and what was cut off read as zeroes.
 #[test]
 fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = image(dir.path(), 0);
     let pool = Pool::new(1 << 20).unwrap();
-    for (way, open) in FILE_WAYS {
+    every_file(|way, path, open| {
         // What is done first after the cut.
         for first in ["write", "read", "flush", "zeroes"] {
-            image(dir.path(), LEN);
-            let backend = open(&path);
+            image(path.parent().unwrap(), LEN);
+            let backend = open(path);
             let mut queue = backend.queue(4).unwrap();
             let mut act = |io: &str, offset: u64| {
                 let bufs = vec![buf(&pool, PAGE, 7)];
@@ -254,11 +262,11 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             };
             let end = LEN - PAGE as u64;
             assert_eq!((act("write", 0), act("write", end)), (Ok(()), Ok(())));
-            set_len(&path, CUT);
+            set_len(path, CUT);
             assert_eq!(act(first, end), Err(Errno::IO), "{way}: {first}");
-            assert_eq!(std::fs::metadata(&path).unwrap().len(), CUT, "{way}: {first}");
+            assert_eq!(std::fs::metadata(path).unwrap().len(), CUT, "{way}: {first}");
             // Who makes it long again has not brought back what it held.
-            set_len(&path, LEN);
+            set_len(path, LEN);
             for io in ["read", "write", "zeroes", "discard"] {
                 assert_eq!(
                     act(io, CUT),
@@ -269,41 +277,89 @@ fn a_file_that_is_cut_off_does_not_grow_again_and_its_flushes_fail() {
             }
             assert_eq!(act("flush", 0), Err(Errno::IO), "{way}: {first}");
         }
-    }
+    });
 }
 
 /// Regression: zeroes did not count as written, so the next flush said that they were safe.
 #[test]
 fn zeroes_that_are_cut_off_before_they_are_flushed_fail_the_flush() {
-    let dir = tempfile::tempdir().unwrap();
-    for (way, open) in FILE_WAYS {
-        let path = image(dir.path(), LEN);
-        let backend = open(&path);
+    every_file(|way, path, open| {
+        let backend = open(&image(path.parent().unwrap(), LEN));
         let mut queue = backend.queue(4).unwrap();
         let mut act = |io| result_of(queue.as_mut(), io);
         let (offset, len) = (LEN - PAGE as u64, PAGE as u64);
         assert_eq!(act(Io::WriteZeroes { token: 1, offset, len }), Ok(()), "{way}");
-        set_len(&path, CUT);
+        set_len(path, CUT);
         assert_eq!(act(Io::Flush { token: 1 }), Err(Errno::IO), "{way}");
-    }
+    });
 }
 
 #[test]
 fn a_file_that_is_cut_off_behind_a_volume_that_was_made_smaller_is_whole() {
-    let dir = tempfile::tempdir().unwrap();
     let pool = Pool::new(1 << 20).unwrap();
-    for (way, open) in FILE_WAYS {
-        let path = image(dir.path(), LEN);
-        let backend = open(&path);
+    every_file(|way, path, open| {
+        let backend = open(&image(path.parent().unwrap(), LEN));
         let mut queue = backend.queue(4).unwrap();
         let mut act = |io| result_of(queue.as_mut(), io);
         let write =
             |offset| Io::Write { token: 1, offset, bufs: vec![buf(&pool, PAGE, 7)], fua: false };
         assert_eq!(act(write(LEN - PAGE as u64)), Ok(()), "{way}");
         assert_eq!(act(Io::Flush { token: 1 }), Ok(()), "{way}");
-        set_len(&path, CUT);
+        set_len(path, CUT);
         assert_eq!((act(write(0)), act(Io::Flush { token: 1 })), (Ok(()), Ok(())), "{way}");
+    });
+}
+
+/// Regression: the end of a flush, or of a durable write elsewhere, made the watch forget what it had not covered.
+#[test]
+fn what_is_answered_while_a_flush_is_under_way_is_covered_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = Pool::new(1 << 20).unwrap();
+    for (way, open) in [FILE_WAYS[0], FILE_WAYS[2]] {
+        let durable = Io::Write { token: 1, offset: 0, bufs: vec![buf(&pool, PAGE, 7)], fua: true };
+        for ended in [Io::Flush { token: 1 }, durable] {
+            let path = image(dir.path(), LEN);
+            let backend = open(&path);
+            if !matches!(backend.method, IoMethod::Uring) {
+                println!("not checked: {way} answers before anybody waits");
+                return;
+            }
+            let [mut one, mut other] = [(); 2].map(|()| backend.queue(4).unwrap());
+            let (offset, bufs) = (LEN - PAGE as u64, vec![buf(&pool, PAGE, 7)]);
+            // Nothing is answered before the queue is asked.
+            one.submit(Io::Write { token: 1, offset, bufs, fua: false });
+            assert_eq!(result_of(other.as_mut(), ended), Ok(()), "{way}");
+            assert_eq!(drain(one.as_mut(), 1)[0].result, Ok(()), "{way}");
+            set_len(&path, CUT);
+            let flushed = result_of(other.as_mut(), Io::Flush { token: 1 });
+            assert_eq!(flushed, Err(Errno::IO), "{way}");
+        }
     }
+}
+
+/// Regression: nobody watched a file in memory.
+#[test]
+fn what_is_written_in_place_and_cut_off_fails_the_flush_and_is_not_read_as_zeroes() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = image(dir.path(), LEN);
+    let backend = open(&path);
+    let (mut queue, map) = (backend.queue(4).unwrap(), backend.map().unwrap());
+    // Of the unit whose presence is known.
+    let end = LEN - LEN / 16;
+    let fill = |offset| {
+        map.write(offset, LEN as usize / 16, &mut |_, bytes| {
+            bytes.fill(7);
+            Ok(())
+        })
+    };
+    assert_eq!((fill(0), fill(end)), (Some(Ok(())), Some(Ok(()))));
+    set_len(&path, CUT);
+    assert_eq!(result_of(queue.as_mut(), Io::Flush { token: 1 }), Err(Errno::IO));
+    set_len(&path, LEN);
+    assert!(map.at_hand(0, PAGE) && !map.at_hand(end, PAGE));
+    assert!(map.read(0, PAGE, &mut |_, _| Ok(())).is_some());
+    assert!(map.read(end, PAGE, &mut |_, _| Ok(())).is_none() && fill(end).is_none());
+    assert_eq!(map.read_exact(end, &mut [0; PAGE]), Err(Errno::IO));
 }
 
 #[test]

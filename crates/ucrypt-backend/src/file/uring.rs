@@ -19,7 +19,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
 use super::bounce::{Bounce, Bounces, Through};
-use super::{Files, Flusher, ops};
+use super::{Files, Flusher, Flushing, ops};
 use crate::ring::{Ring, SharedRing};
 use crate::{Buf, Done, Errno, Io, Pool, Queue, total_len};
 
@@ -62,6 +62,10 @@ struct Slot {
     bounce: Option<Bounce>,
     /// Bytes already transferred: the kernel may transfer less than asked.
     done: usize,
+    /// Descriptors already flushed, of an operation that flushes now.
+    flushed: Option<usize>,
+    /// Of a flush.
+    flushing: Option<Flushing>,
     /// How often the kernel has put the operation off since its last progress.
     put_off: u32,
 }
@@ -187,7 +191,7 @@ impl UringQueue {
         let Self { ring, slots, vectors, staged, bounces, files, flusher, .. } = self;
         ring.reap(|index, result| {
             let Some(slot) = slots.get_mut(index as usize) else { return };
-            let progress = slot.advance(result);
+            let progress = slot.advance(result, files, flusher);
             if !matches!(progress, Progress::Continue) {
                 // A client chooses how many buffers it has: not each slot keeps the longest list.
                 let list = &mut vectors[index as usize].0;
@@ -200,15 +204,9 @@ impl UringQueue {
                     let slot = slots.remove(index as usize);
                     done.push(slot.without_ring(files, flusher, bounces));
                 }
-                Progress::Ended(mut result) => {
+                Progress::Ended(result) => {
                     let slot = slots.remove(index as usize);
-                    if let (Err(Errno::IO), Io::Read { offset, bufs, .. }) = (result, &slot.io) {
-                        let end = offset + total_len(bufs) as u64;
-                        files.cut.found_end(files.buffered.as_fd(), end);
-                    }
-                    if slot.is_durable() {
-                        result = result.and_then(|()| files.check_losses());
-                    }
+                    let result = slot.answer(files, result);
                     done.push(slot.into_done(result));
                 }
             }
@@ -291,8 +289,14 @@ enum Progress {
 }
 
 impl Slot {
+    fn new(io: Io, files: &Files) -> Self {
+        let flushing = matches!(io, Io::Flush { .. }).then(|| files.cut.begin_flush());
+        let flushed = flushing.map(|_| 0);
+        Self { io, bounce: None, done: 0, flushed, flushing, put_off: 0 }
+    }
+
     /// Applies the result of a completion.
-    fn advance(&mut self, result: i32) -> Progress {
+    fn advance(&mut self, result: i32, files: &Files, flusher: &Flusher) -> Progress {
         let Ok(count) = usize::try_from(result) else {
             return match Errno::from_raw_os_error(-result) {
                 Errno::INTR | Errno::AGAIN if self.put_off < PUT_OFF_MAX => {
@@ -305,29 +309,58 @@ impl Slot {
                 error => Progress::Ended(Err(error)),
             };
         };
+        self.put_off = 0;
+        if let Some(flushed) = &mut self.flushed {
+            *flushed += 1;
+            let is_more = *flushed < flusher.descriptors(files).count();
+            return if is_more { Progress::Continue } else { Progress::Ended(Ok(())) };
+        }
         let (Io::Read { bufs, .. } | Io::Write { bufs, .. }) = &self.io else {
             return Progress::Ended(Ok(()));
         };
         self.done += count;
-        self.put_off = 0;
         let asked = self.bounce.as_ref().map_or_else(|| total_len(bufs), Bounce::asked);
         match count {
-            _ if self.done >= asked => Progress::Ended(Ok(())),
+            _ if self.done < asked && count > 0 => Progress::Continue,
             // The file ends before the buffer does.
-            0 => Progress::Ended(Err(Errno::IO)),
-            _ => Progress::Continue,
+            0 if self.done < asked => Progress::Ended(Err(Errno::IO)),
+            _ if matches!(self.io, Io::Write { fua: true, .. }) && files.by_file => {
+                self.flushed = Some(0);
+                Progress::Continue
+            }
+            _ => Progress::Ended(Ok(())),
         }
     }
 
-    /// Whether its success says that data is durable.
-    fn is_durable(&self) -> bool {
-        matches!(self.io, Io::Flush { .. } | Io::Write { fua: true, .. })
+    /// The answer to an operation that the kernel has ended so.
+    fn answer(&self, files: &Files, result: Result<(), Errno>) -> Result<(), Errno> {
+        match &self.io {
+            Io::Read { offset, bufs, .. } => {
+                if result == Err(Errno::IO) {
+                    let end = offset + total_len(bufs) as u64;
+                    files.cut.found_end(files.buffered.as_fd(), end);
+                }
+                result
+            }
+            Io::Write { offset, bufs, fua, .. } => {
+                files.written(offset + total_len(bufs) as u64, *fua, result)
+            }
+            Io::WriteZeroes { offset, len, .. } => files.written(offset + len, false, result),
+            Io::Discard { .. } => result,
+            Io::Flush { .. } => {
+                self.flushing.map_or(result, |flushing| files.flushed(flushing, result))
+            }
+        }
     }
 
     /// Carries the operation out on this thread, from its beginning.
     fn without_ring(self, files: &Files, flusher: &Flusher, bounces: &mut Bounces) -> Done {
         // If it needs one, this makes room for it.
         drop(self.bounce);
+        if let Some(flushing) = self.flushing {
+            // Another one follows, and says how it ends.
+            let _ = files.flushed(flushing, Err(Errno::CANCELED));
+        }
         ops::perform(files, flusher, bounces, self.io)
     }
 
@@ -394,6 +427,12 @@ fn is_fixed(fixed: Option<&Fixed>, buf: &iovec) -> bool {
     fixed.is_some_and(|fixed| holds(&fixed.0, buf.iov_base.cast()))
 }
 
+/// The ring entry that flushes the descriptor behind those that are flushed already.
+fn flush_entry(files: &Files, flusher: &Flusher, flushed: usize) -> squeue::Entry {
+    let fd = flusher.descriptors(files).nth(flushed).unwrap_or_else(|| files.buffered.as_fd());
+    opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(types::FsyncFlags::DATASYNC).build()
+}
+
 /// The ring entry for the rest of an operation.
 fn entry(
     files: &Files,
@@ -402,6 +441,9 @@ fn entry(
     slot: &mut Slot,
     vectors: &mut Vec<iovec>,
 ) -> squeue::Entry {
+    if let Some(flushed) = slot.flushed {
+        return flush_entry(files, flusher, flushed);
+    }
     let done = slot.done;
     let buffered = types::Fd(files.buffered.as_raw_fd());
     match &mut slot.io {
@@ -423,7 +465,7 @@ fn entry(
         Io::Write { offset, bufs, fua, .. } => {
             let (at, len) = rest(*offset, bufs, &mut slot.bounce, done, vectors);
             let fd = types::Fd(files.for_transfer(at, len).as_raw_fd());
-            let flags = if *fua { RWF_DSYNC } else { 0 };
+            let flags = if *fua && !files.by_file { RWF_DSYNC } else { 0 };
             match vectors.as_slice() {
                 [one] if is_fixed(fixed, one) => {
                     opcode::WriteFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
@@ -441,9 +483,7 @@ fn entry(
                     .build(),
             }
         }
-        Io::Flush { .. } => opcode::Fsync::new(types::Fd(flusher.descriptor(files).as_raw_fd()))
-            .flags(types::FsyncFlags::DATASYNC)
-            .build(),
+        Io::Flush { .. } => flush_entry(files, flusher, 0),
         Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {
             opcode::Fallocate::new(buffered, *len)
                 .offset(*offset)
@@ -530,7 +570,7 @@ impl Queue for UringQueue {
             Io::Read { offset, bufs, .. } | Io::Write { offset, bufs, .. } => takes(offset, bufs),
             Io::Flush { .. } | Io::Discard { .. } | Io::WriteZeroes { .. } => true,
         };
-        let index = self.slots.insert(Slot { io, bounce: None, done: 0, put_off: 0 }) as u32;
+        let index = self.slots.insert(Slot::new(io, &self.files)) as u32;
         if is_plain {
             return self.staged.push_back(index);
         }
@@ -687,10 +727,15 @@ mod tests {
     #[test]
     fn an_operation_that_is_put_off_for_ever_or_cancelled_by_the_kernel_needs_no_ring() {
         let [again, cancelled] = [Errno::AGAIN, Errno::CANCELED].map(|error| -error.raw_os_error());
-        let mut slot = Slot { io: Io::Flush { token: 1 }, bounce: None, done: 0, put_off: 0 };
-        assert!(matches!(slot.advance(cancelled), Progress::Refused));
-        let continues = (0..100).take_while(|_| matches!(slot.advance(again), Progress::Continue));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let files = FileBackend::open(&path, OpenOptions::default()).unwrap().files.clone();
+        let mut slot = Slot::new(Io::Flush { token: 1 }, &files);
+        let mut advance = |result| slot.advance(result, &files, &Flusher::shared());
+        assert!(matches!(advance(cancelled), Progress::Refused));
+        let continues = (0..100).take_while(|_| matches!(advance(again), Progress::Continue));
         assert_eq!(continues.count() as u32, PUT_OFF_MAX);
-        assert!(matches!(slot.advance(again), Progress::Refused));
+        assert!(matches!(advance(again), Progress::Refused));
     }
 }

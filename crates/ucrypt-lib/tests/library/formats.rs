@@ -153,6 +153,8 @@ fn a_plain_volume_is_cryptsetups_with_the_same_options() {
     for bad in [
         Plain::new().cipher("none-such-mode"),
         Plain::new().key_bits(100),
+        Plain::new().hash("none-such-hash"),
+        Plain::new().sector_size(100),
         Plain::new().offset(u64::MAX),
         Plain::new().size(3).sector_size(4096),
     ] {
@@ -174,6 +176,8 @@ fn a_sector_size_that_the_length_or_the_cipher_does_not_take_is_refused() {
         assert!(!header.exists());
     }
     let image = Image::blank(1 << 20);
+    let error = quick().hash("none-such-hash").format(&image.path, KEY).unwrap_err();
+    assert!(matches!(error, FormatError::Refused(OpenError::Options(_))), "{error:?}");
     let tcw = || quick().cipher("aes-cbc-tcw").key_bits(448);
     let error = tcw().sector_size(4096).format(&image.path, KEY).unwrap_err();
     assert!(matches!(error, FormatError::Refused(OpenError::Options(_))), "{error:?}");

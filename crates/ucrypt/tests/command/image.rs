@@ -42,6 +42,7 @@ const fn luks2(cipher: &'static str, key_bits: u32, sector: u32, pbkdf: &'static
 
 pub(crate) const LUKS1: Kind = luks1(XTS, 512, "sha256");
 pub(crate) const LUKS2: Kind = luks2(XTS, 512, 4096, "pbkdf2");
+pub(crate) const LUKS2_ARGON2: Kind = luks2(XTS, 256, 512, "argon2id");
 pub(crate) const LUKS2_512: Kind = luks2(XTS, 512, 512, "pbkdf2");
 
 /// Both versions, all ciphers, key lengths, sector sizes, KDFs, hashes and places of the header.
@@ -51,7 +52,7 @@ pub(crate) const KINDS: [Kind; 15] = [
     luks1(ESSIV, 128, "sha512"),
     luks1(ESSIV, 256, "ripemd160"),
     Kind { detached: true, ..luks1(XTS, 512, "whirlpool") },
-    luks2(XTS, 256, 512, "argon2id"),
+    LUKS2_ARGON2,
     LUKS2_512,
     luks2(XTS, 256, 4096, "pbkdf2"),
     luks2(XTS, 512, 4096, "argon2id"),

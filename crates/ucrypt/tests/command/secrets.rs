@@ -8,7 +8,7 @@ use std::process::Stdio;
 use rustix::process::Pid;
 use ucrypt_testkit::Random;
 
-use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
+use crate::image::{DATA, Image, LUKS1, LUKS2, LUKS2_ARGON2, PASSPHRASE};
 use crate::plain::hex;
 use crate::process::{cryptsetup, run, tool};
 use crate::scratch::Scratch;
@@ -66,7 +66,7 @@ fn assert_clean(process: Pid, secrets: &[&[u8]]) {
 
 #[test]
 fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_in_the_background() {
-    for kind in [LUKS1, LUKS2] {
+    for kind in [LUKS1, LUKS2, LUKS2_ARGON2] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, DATA);
         let key = volume_key(&scratch, &image);
@@ -80,7 +80,7 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_in_the_background() 
 
 #[test]
 fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itself() {
-    for kind in [LUKS1, LUKS2] {
+    for kind in [LUKS1, LUKS2, LUKS2_ARGON2] {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, kind, DATA);
         let key = volume_key(&scratch, &image);
