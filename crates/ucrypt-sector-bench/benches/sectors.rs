@@ -142,7 +142,7 @@ fn main() -> ExitCode {
     if !kernel.is_available() {
         return ExitCode::SUCCESS;
     }
-    let results = tempfile::tempdir().expect("a folder for Criterion");
+    let results = tempfile::tempdir().expect("a directory for Criterion");
     let mut groups: Vec<Group> =
         work(restricted).into_iter().map(|work| Group { work, rows: Vec::new() }).collect();
     for number in 0..PASSES {

@@ -1,12 +1,12 @@
 //! The path that the file is mounted at: what is there before and after the mount.
 //!
-//! A mount needs something to cover. Where there is nothing, [`MountPoint`] creates a place-holder. No
+//! A mount needs something to cover. Where there is nothing, [`MountPoint`] creates a placeholder. No
 //! program may ever take it for the volume: not before the mount, not after it, and not after the
-//! server was killed. As root the place-holder is a socket, which open(2) refuses to everybody. The
-//! setuid helper mounts over regular files only; for it the place-holder is an empty file, whose
+//! server was killed. As root the placeholder is a socket, which open(2) refuses to everybody. The
+//! setuid helper mounts over regular files only; for it the placeholder is an empty file, whose
 //! mode becomes 0 as soon as the helper is done.
 //!
-//! [`MountPoint`] removes only its own place-holder, and only while that is empty: anything that somebody
+//! [`MountPoint`] removes only its own placeholder, and only while that is empty: anything that somebody
 //! puts there is theirs. An open descriptor keeps the inode, so that no other file can get its
 //! number.
 
@@ -31,12 +31,12 @@ use crate::creatable::check_creatable;
 #[derive(Debug)]
 pub(super) struct MountPoint {
     path: PathBuf,
-    /// The place-holder, if we created one. An `O_PATH` descriptor.
+    /// The placeholder, if we created one. An `O_PATH` descriptor.
     made: Option<OwnedFd>,
 }
 
 impl MountPoint {
-    /// Creates a place-holder unless there is an empty file already. First removes what a killed
+    /// Creates a placeholder unless there is an empty file already. First removes what a killed
     /// server left.
     pub(super) fn prepare(path: &Path) -> io::Result<Self> {
         check_answers(path)?;
@@ -68,7 +68,7 @@ impl MountPoint {
         &self.path
     }
 
-    /// Replaces the place-holder by a file that the user could open, as the helper requires.
+    /// Replaces the placeholder by a file that the user could open, as the helper requires.
     pub(super) fn unlock(&mut self) -> io::Result<()> {
         if self.made.is_some() {
             self.remove();
@@ -87,7 +87,7 @@ impl MountPoint {
         }
     }
 
-    /// Removes the place-holder if it is still there and still empty.
+    /// Removes the placeholder if it is still there and still empty.
     pub(super) fn remove(&self) {
         self.remove_at(&self.path);
     }
@@ -166,7 +166,7 @@ pub fn is_served(path: &Path) -> bool {
 }
 
 /// Removes what a killed server left at `path`: its mount, which only answers with errors, and its
-/// place-holder. Anything else stays.
+/// placeholder. Anything else stays.
 pub fn remove_stale(path: &Path) {
     if is_dead_mount(path) {
         unmount_stale(path);
@@ -187,7 +187,7 @@ fn is_own_place_holder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| is_place_holder(&found))
 }
 
-/// Whether the file can only be a place-holder of this user's servers.
+/// Whether the file can only be a placeholder of this user's servers.
 fn is_place_holder(found: &Metadata) -> bool {
     let kind = found.file_type();
     let permissions = found.permissions().mode() & 0o7777;
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
             fs::remove_file(&path).unwrap();
         }
-        // The same if somebody wrote to the place-holder itself, which for a moment the helper's
+        // The same if somebody wrote to the placeholder itself, which for a moment the helper's
         // file allows.
         let mut place = MountPoint::prepare(&path).unwrap();
         place.unlock().unwrap();
@@ -265,7 +265,7 @@ mod tests {
         MountPoint::prepare(&path).unwrap().remove();
         assert!(path.exists());
         fs::remove_file(&path).unwrap();
-        // A killed server never removes its place-holder: a socket, or a file of mode 0 if it used
+        // A killed server never removes its placeholder: a socket, or a file of mode 0 if it used
         // the helper.
         drop(MountPoint::prepare(&path).unwrap());
         let mut place = MountPoint::prepare(&path).unwrap();

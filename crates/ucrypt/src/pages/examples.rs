@@ -293,7 +293,7 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
             "ucrypt luksHeaderRestore -q --header-backup-file header.backup disk.img",
         )],
     ),
-    ("repair", &[("Look for damage, and mend it after a question:", "ucrypt repair disk.img")]),
+    ("repair", &[("Look for damage, and repair it after a question:", "ucrypt repair disk.img")]),
     ("erase", &[("Make a volume unreadable for ever:", "ucrypt erase -q disk.img")]),
     ("doctor", &[("See why a volume cannot be opened as a device:", "ucrypt doctor")]),
     (

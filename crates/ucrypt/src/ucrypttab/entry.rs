@@ -76,8 +76,8 @@ impl Tag {
         TAGS.iter().find(|(_, tag, _)| *tag == self).map_or("", |(name, ..)| name)
     }
 
-    fn folder(self) -> &'static str {
-        TAGS.iter().find(|(_, tag, _)| *tag == self).map_or("", |(.., folder)| folder)
+    fn directory(self) -> &'static str {
+        TAGS.iter().find(|(_, tag, _)| *tag == self).map_or("", |(.., directory)| directory)
     }
 }
 
@@ -125,7 +125,9 @@ impl Source {
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Self::Path(path) => path.clone(),
-            Self::Tag(tag, value) => Path::new("/dev/disk").join(tag.folder()).join(encoded(value)),
+            Self::Tag(tag, value) => {
+                Path::new("/dev/disk").join(tag.directory()).join(encoded(value))
+            }
         }
     }
 
@@ -150,9 +152,9 @@ impl Source {
 /// Where crypttab(5) of systemd looks for the key file of a line that names none.
 const KEY_FOLDERS: [&str; 2] = ["/etc/cryptsetup-keys.d", "/run/cryptsetup-keys.d"];
 
-/// The key file of a name in one of these folders.
-fn key_of(name: &str, folders: &[&Path]) -> Option<PathBuf> {
-    let mut found = folders.iter().map(|folder| folder.join(format!("{name}.key")));
+/// The key file of a name in one of these directories.
+fn key_of(name: &str, directories: &[&Path]) -> Option<PathBuf> {
+    let mut found = directories.iter().map(|directory| directory.join(format!("{name}.key")));
     found.find(|path| path.exists())
 }
 
@@ -301,16 +303,16 @@ mod tests {
     fn a_line_without_a_key_file_takes_the_one_of_its_name_as_systemd_does() {
         let places = tempfile::tempdir().unwrap();
         let [first, second] = ["etc", "run"].map(|name| places.path().join(name));
-        let folders = [first.as_path(), second.as_path()];
-        let parsed = |line: &str| parse_in(line.as_bytes(), &folders).remove(0);
+        let directories = [first.as_path(), second.as_path()];
+        let parsed = |line: &str| parse_in(line.as_bytes(), &directories).remove(0);
         let key_of = |line: &str| parsed(line).unwrap().key;
         assert_eq!(key_of("work /i none"), None);
         let notes = parsed("work /i none headless").unwrap().options.notes;
         assert!(notes[0].starts_with("headless: there is no key file"), "{notes:?}");
-        for folder in [&second, &first] {
-            std::fs::create_dir(folder).unwrap();
-            std::fs::write(folder.join("work.key"), "secret").unwrap();
-            assert_eq!(key_of("work /i"), Some(folder.join("work.key")));
+        for directory in [&second, &first] {
+            std::fs::create_dir(directory).unwrap();
+            std::fs::write(directory.join("work.key"), "secret").unwrap();
+            assert_eq!(key_of("work /i"), Some(directory.join("work.key")));
         }
         assert_eq!(key_of("other /i -"), None);
         assert_eq!(key_of("work /i /a/key"), Some("/a/key".into()));

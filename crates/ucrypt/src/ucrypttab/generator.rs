@@ -195,20 +195,20 @@ fn write(args: &GeneratorArgs, unit: &Unit) -> io::Result<()> {
     let dir = &args.normal;
     // The template itself is where it was installed.
     let template = Path::new("../ucrypt@.service");
-    let add = |folder: String, file: &str, text: &str| {
-        let folder = dir.join(folder);
-        fs::create_dir_all(&folder)?;
-        fs::write(folder.join(file), text)
+    let add = |directory: String, file: &str, text: &str| {
+        let directory = dir.join(directory);
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join(file), text)
     };
-    let link_to = |unit: &Path, folder: &str, name: &str| {
-        let folder = dir.join(folder);
-        fs::create_dir_all(&folder)?;
-        match symlink(unit, folder.join(name)) {
+    let link_to = |unit: &Path, directory: &str, name: &str| {
+        let directory = dir.join(directory);
+        fs::create_dir_all(&directory)?;
+        match symlink(unit, directory.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             linked => linked,
         }
     };
-    let link = |folder: String| link_to(template, &folder, &unit.service);
+    let link = |directory: String| link_to(template, &directory, &unit.service);
     add(format!("{}.d", unit.service), "50-ucrypttab.conf", &unit.settings)?;
     if let Some((target, required)) = unit.wanted {
         link(format!("{target}.{}", if required { "requires" } else { "wants" }))?;
@@ -352,8 +352,8 @@ mod tests {
             let args = GeneratorArgs { normal: normal.clone(), early: None, late: None, ucrypttab };
             generate(&args).unwrap();
             let mut found = Vec::new();
-            for folder in fs::read_dir(&normal).unwrap().flatten() {
-                for file in fs::read_dir(folder.path()).unwrap().flatten() {
+            for directory in fs::read_dir(&normal).unwrap().flatten() {
+                for file in fs::read_dir(directory.path()).unwrap().flatten() {
                     let text = fs::read_to_string(file.path()).unwrap_or_default();
                     let text = text.replace(&path.display().to_string(), "TABLE");
                     let path = file.path();

@@ -296,10 +296,10 @@ fn the_servers_end_leaves_the_users_own_file_alone() {
     let server = Server::start(&scratch, On::Both, &image.with_key());
     let path = server.file().to_owned();
     run(tool("umount", "mount").arg(&path), b"").passes();
-    assert!(File::options().write(true).open(&path).is_err(), "the place-holder is no file");
+    assert!(File::options().write(true).open(&path).is_err(), "the placeholder is no file");
     // The server removes it while the other export goes on.
     server.await_said("the other exports go on");
-    await_that("the place-holder to go", || !path.exists());
+    await_that("the placeholder to go", || !path.exists());
     fs::write(&path, b"precious").expect("written");
     server.terminate();
     assert_eq!(fs::read(&path).expect("read"), b"precious");
@@ -340,7 +340,7 @@ fn what_a_killed_server_leaves_is_no_file_that_could_be_taken_for_the_volume() {
     run(tool("umount", "mount").arg(&path), b"").passes();
     let error = File::options().write(true).open(&path).expect_err("opened");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NXIO));
-    // The next server replaces the place-holder, and removes it at its end.
+    // The next server replaces the placeholder, and removes it at its end.
     serve(&scratch, &image, &[]).terminate();
     assert!(path.symlink_metadata().is_err());
 }
@@ -660,7 +660,7 @@ fn a_served_file_whose_directory_was_renamed_is_ended_where_it_is() {
         }
         assert!(scratch.mounts().is_empty(), "a dead file is left");
         drop(user);
-        // With the place-holder it would not be empty.
+        // With the placeholder it would not be empty.
         fs::remove_dir(&after).expect("nothing is left");
     }
 }
