@@ -4,17 +4,25 @@
 //! [`write_verified`](crate::write_verified). A key is destroyed only after what replaces it was
 //! read back. An interruption leaves the old key, the new key, or both.
 
+use subtle::ConstantTimeEq;
 use ucrypt_sector::CipherSpec;
 use zeroize::Zeroizing;
 
 use crate::attempt::Attempts;
 use crate::error::{Error, Result};
+use crate::hash::find_hash;
 use crate::header::Header;
-use crate::luks2::{Damage, Priority};
+use crate::kdf::Kdf;
+use crate::luks2::{Damage, KeyslotKind, Priority};
 use crate::medium::{Random, ReadAt, Write};
 use crate::new_volume::Tools;
 use crate::pbkdf::Pbkdf;
 use crate::volume::Unlocked;
+
+/// The refusal of a new key that the old one would open as well.
+pub(crate) fn same_key() -> Error {
+    Error::request("the new key is the old one")
+}
 
 /// A passphrase that is to open a keyslot, and how the keyslot stores the key.
 #[derive(Debug, Clone)]
@@ -107,6 +115,25 @@ impl Header {
                 }
                 _ => false,
             }
+    }
+
+    /// Refuses `new` in place of `old` if it opens this keyslot only as `old` does. HMAC, and with it PBKDF2,
+    /// takes a key that ends in zero bytes for the one without them, and a long key for its digest.
+    pub fn check_new_key(&self, number: u32, old: &[u8], new: &[u8]) -> Result<()> {
+        let hash = match self {
+            Self::Luks1(header) => &header.hash,
+            Self::Luks2(header) => match header.metadata.keyslots.get(&number).map(|it| &it.kind) {
+                Some(KeyslotKind::Luks2 { kdf: Kdf::Pbkdf2 { hash, .. }, .. }) => hash,
+                _ => return Ok(()),
+            },
+        };
+        let hash = find_hash(hash)?;
+        let [old, new] = [old, new].map(|key| {
+            let mut derived = Zeroizing::new([0; 32]);
+            hash.pbkdf2(key, b"", 1, &mut *derived);
+            derived
+        });
+        if bool::from(old.ct_eq(&*new)) { Err(same_key()) } else { Ok(()) }
     }
 
     /// Length of the volume key in bytes; `None` if there is no keyslot to tell it.

@@ -21,7 +21,7 @@ use crate::hash::Hash;
 use crate::header::Header;
 use crate::json::Json;
 use crate::kdf::KEY_LEN_MAX;
-use crate::keys::NewKey;
+use crate::keys::{HeaderChange, NewKey, same_key};
 use crate::luks2::{self, Damage};
 use crate::medium::{Medium, Write, read_bytes, settle_cache, write_reserved};
 use crate::new_volume::Tools;
@@ -54,7 +54,7 @@ pub fn rotate(
     tools: &mut Tools<'_>,
 ) -> Result<Rotation> {
     if bool::from(old.ct_eq(new.passphrase)) {
-        return Err(Error::request("the new key is the old one"));
+        return Err(same_key());
     }
     let (header, damage) = Header::read(medium)?;
     if let Header::Luks1(header) = &header {
@@ -101,9 +101,12 @@ pub fn rotate(
     }
     retire.sort_unstable_by_key(|old| old.number);
     let number = if let Some(number) = rotation.found_new {
+        header.check_new_key(number, old, new.passphrase)?;
         number
     } else {
-        let added = add(medium, &header, damage.as_ref(), &volume, &retire, new, tools)?;
+        let change = header.add_key(damage.as_ref(), &volume, None, new, tools)?;
+        change.header.check_new_key(change.keyslot, old, new.passphrase)?;
+        let added = add(medium, &change, &retire, tools)?;
         rotation.added = Some(added);
         added
     };
@@ -249,17 +252,13 @@ impl Attempts {
     }
 }
 
-/// Adds the new key.
+/// Adds the new key, as `change` says.
 fn add(
     medium: &dyn Medium,
-    header: &Header,
-    damage: Option<&Damage>,
-    volume: &Unlocked,
+    change: &HeaderChange,
     retire: &[Old],
-    new: &NewKey<'_>,
     tools: &mut Tools<'_>,
 ) -> Result<u32> {
-    let change = header.add_key(damage, volume, None, new, tools)?;
     if let Header::Luks2(after) = &change.header {
         // Refused before anything is written: the mark has to fit, too.
         with_mark(after, None, change.keyslot, retire, tools)?;

@@ -13,8 +13,8 @@ use common::recorder::{Fault, Recorder};
 use common::{PASSPHRASE, roomy_luks2, small_luks1, with_tools};
 use ucrypt_luks::luks2::{Change, Damage, Priority, keyring_token};
 use ucrypt_luks::{
-    Error, Flag, Header, HeaderChange, Json, Medium, ReadAt, Rotation, Tools, Unlocked, Write,
-    rotate, settle_cache, write_verified,
+    Error, Flag, Hash, Header, HeaderChange, Json, Medium, NewKey, PbkdfKind, ReadAt, Rotation,
+    Tools, Unlocked, Write, rotate, settle_cache, write_verified,
 };
 
 /// The image after `make`'s change was carried out.
@@ -626,6 +626,35 @@ fn an_interrupted_rotation_goes_on_where_a_keyslot_that_it_was_wiping_cannot_be_
 }
 
 /// A keyslot of the priority "ignore" opens nothing without its number.
+/// PBKDF2 takes a key that ends in zero bytes for the one without them, and a long one for its digest.
+#[test]
+fn a_rotation_to_a_key_that_pbkdf2_takes_for_the_old_one_is_refused_and_nothing_changes() {
+    let long = [b'x'; 65];
+    let digest = Hash::Sha256.digest(&[&long]);
+    for (what, image) in images() {
+        for (old, new) in [(&b"x"[..], &b"x\0"[..]), (b"x\0\0", b"x"), (&long, &digest)] {
+            let image = with_new_key(&image, old, Some(1));
+            assert!(opens(&image, new).is_some(), "{what}: it is the same key");
+            let medium = Recorder::new(&image);
+            let error = rotated_to(&medium, old, new).unwrap_err().to_string();
+            assert!(error.contains("the new key is the old one"), "{what}: {error}");
+            assert!(medium.now.into_inner() == image, "{what}: something was written");
+        }
+    }
+}
+
+/// Argon2 takes every byte of a key.
+#[test]
+fn a_rotation_to_argon2_takes_a_new_key_that_differs_in_zero_bytes_alone() {
+    let image = with_new_key(&roomy_luks2(), b"x", Some(1));
+    let medium = Recorder::new(&image);
+    let new = NewKey { pbkdf: common::cheap_argon2(PbkdfKind::Argon2id), ..new_key(b"x\0") };
+    let rotation = with_tools(60, |tools| rotate(&medium, b"x", &new, tools)).unwrap();
+    assert_eq!(rotation.retired, [1]);
+    let end = medium.now.into_inner();
+    assert!(opens(&end, b"x\0").is_some() && opens(&end, b"x").is_none());
+}
+
 #[test]
 fn a_rotation_does_not_take_a_keyslot_that_is_ignored_for_the_new_one() {
     let image = with_new_key(&roomy_luks2(), NEW, Some(2));
