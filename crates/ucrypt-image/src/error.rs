@@ -50,16 +50,6 @@ pub enum Error {
         /// The file.
         name: String,
     },
-    /// A damaged copy of the header was not written again.
-    #[error(
-        "{damage}, and the header cannot be repaired: {error}; use --readonly to get at the data"
-    )]
-    NotRepaired {
-        /// What is wrong with the copy.
-        damage: String,
-        /// Why it stays so.
-        error: ucrypt_luks::Error,
-    },
     /// The volume key is weak, and the kernel forbids that here.
     #[error("the volume key is weak, which the kernel's FIPS mode forbids: {0}")]
     WeakKey(&'static str),

@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate, syncfs};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
 use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{
@@ -16,7 +17,7 @@ use ucrypt_luks::{
 };
 
 use crate::error::Error;
-use crate::header_lock::{Access, HeaderLock, lock, lock_header};
+use crate::header_lock::{Access, HeaderLock, lock, lock_header, lock_header_soon};
 use crate::secrecy;
 
 /// An image that a header is read from and written to.
@@ -208,10 +209,11 @@ impl UnlockedImage {
 
     /// Says what is wrong with a header copy, if anything is. Repairs it if there is an image to write
     /// to, the header can be written, and the repair can lose nothing. `image` comes with the path of the
-    /// header.
+    /// header. What keeps the copy from being written does not keep the volume from opening: the other
+    /// copy is good.
     ///
     /// # Errors
-    /// The lock on the header was not taken, or the copy was not written.
+    /// The header cannot be read again.
     pub fn settle_damage(
         &self,
         image: Option<(&FileBackend, &Path)>,
@@ -227,30 +229,47 @@ impl UnlockedImage {
                 "using the other one; nothing was repaired, for {kept}; if the volume is this one \
                  without any doubt, \"ucrypt repair\" writes the copy again"
             ),
-            (Some((image, place)), None) => {
-                let medium = self.detached.as_ref().unwrap_or(image);
-                let _lock = lock_header(place)?;
-                let medium = HeaderImage(medium);
-                // Another program may have changed the header since it was read, and what was read
-                // may be a change that is not stored.
-                settle_cache(&medium)?;
-                let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
-                    return Ok(None);
-                };
-                if damage.kept().is_some() {
-                    return Ok(None);
-                }
-                let write = header.repair(&damage, &mut secrecy::random)?;
-                write_durably(&medium, &[write])
-                    .map_err(|error| Error::NotRepaired { damage: damage.to_string(), error })?;
-                "it was written again from the other one".to_owned()
-            }
+            (Some((image, place)), None) => match self.repair(image, place) {
+                Ok(true) => "it was written again from the other one".to_owned(),
+                Ok(false) => return Ok(None),
+                Err(
+                    why @ (Error::Lock { .. }
+                    | Error::HeaderBusy { .. }
+                    | Error::Replaced { .. }
+                    | Error::Luks(ucrypt_luks::Error::Write { .. })),
+                ) => format!("using the other one; nothing was repaired: {why}"),
+                Err(error) => return Err(error),
+            },
         };
         Ok(Some(format!("{damage}; {done}")))
     }
+
+    /// Writes a damaged copy of the header again, in the image or the file at `place`. Returns whether
+    /// there still was one that may be written.
+    fn repair(&self, image: &FileBackend, place: &Path) -> Result<bool, Error> {
+        let medium = self.detached.as_ref().unwrap_or(image);
+        let lock = lock_header_soon(place)?;
+        check_same(medium, lock.file(), place)?;
+        let medium = HeaderImage(medium);
+        // Another program may have changed the header since it was read, and what was read may be a
+        // change that is not stored.
+        settle_cache(&medium)?;
+        let (Header::Luks2(header), Some(damage)) = Header::read(&medium)? else {
+            return Ok(false);
+        };
+        if damage.kept().is_some() {
+            return Ok(false);
+        }
+        let write = header.repair(&damage, &mut secrecy::random)?;
+        write_durably(&medium, &[write])?;
+        Ok(true)
+    }
 }
 
-/// A new file for a header or its backup. Dropping it removes the file unless it was kept.
+/// The mode of a new file that only its owner may read and write.
+pub const PRIVATE: u32 = 0o600;
+
+/// A new file for a header, its backup or a key. Dropping it removes the file unless it was kept.
 ///
 /// Whoever owns the directory can put another file, or a link to one, in its place at any time: what
 /// is opened by the same path later has to be [the same](NewFile::check).
@@ -261,9 +280,9 @@ pub struct NewFile<'a> {
 }
 
 impl<'a> NewFile<'a> {
-    /// Creates the file. Returns `None` if it exists.
-    pub fn create(path: &'a Path) -> Result<Option<Self>, Error> {
-        let made = CreateOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    /// Creates the file with this mode, as far as the umask lets it. Returns `None` if it exists.
+    pub fn create(path: &'a Path, mode: u32) -> Result<Option<Self>, Error> {
+        let made = CreateOptions::new().write(true).create_new(true).mode(mode).open(path);
         match made {
             Ok(file) => Ok(Some(Self { path, file, kept: false })),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -277,7 +296,7 @@ impl<'a> NewFile<'a> {
     /// # Errors
     /// Those of [`NewFile::create`].
     pub fn is_possible(path: &'a Path) -> Result<bool, Error> {
-        Ok(Self::create(path)?.is_some())
+        Ok(Self::create(path, PRIVATE)?.is_some())
     }
 
     /// As [`NewFile::create`] where [`NewFile::is_possible`] has said so, and opens it to write a header.
@@ -286,7 +305,8 @@ impl<'a> NewFile<'a> {
     /// [`Error::Replaced`] if somebody else has made the file meanwhile, or has put another one in its
     /// place.
     pub fn create_opened(path: &'a Path) -> Result<(Self, FileBackend), Error> {
-        let made = Self::create(path)?.ok_or_else(|| Error::Replaced { path: path.into() })?;
+        let made = Self::create(path, PRIVATE)?;
+        let made = made.ok_or_else(|| Error::Replaced { path: path.into() })?;
         let opened = open_to_format(path)?;
         made.check(&opened)?;
         Ok((made, opened))
@@ -321,6 +341,14 @@ impl<'a> NewFile<'a> {
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
         let synced = File::open(directory).and_then(|directory| directory.sync_all());
+        let synced = synced.or_else(|error| match Errno::from_io_error(&error) {
+            // Who may write to a directory need not be allowed to read it, and not every file system
+            // flushes one.
+            Some(Errno::ACCESS | Errno::PERM | Errno::INVAL | Errno::OPNOTSUPP) => {
+                syncfs(&self.file).map_err(io::Error::from)
+            }
+            _ => Err(error),
+        });
         synced.map_err(|error| Error::NotDurable { path: self.path.into(), error })
     }
 
@@ -342,26 +370,36 @@ impl Drop for NewFile<'_> {
 }
 
 /// Refuses a file that was opened by the same path as `opened`, and is another one.
-fn check_same(opened: &FileBackend, file: &File, path: &Path) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Error::Replaced`].
+pub fn check_same(opened: &FileBackend, file: &File, path: &Path) -> Result<(), Error> {
     // What cannot be compared is not known to be the same.
     let is_same = opened.is_file(file.as_fd()).unwrap_or(false);
     if is_same { Ok(()) } else { Err(Error::Replaced { path: path.into() }) }
 }
 
-/// Locks the header of `medium`, which was opened by `path`, and reserves the space of `writes` in its
-/// file before anything is written, so that a full disk is reported while everything is still as it
-/// was.
+/// Locks the header of `medium`, which was opened by `path`.
 ///
 /// # Errors
-/// Those of [`lock_header`]; [`Error::Replaced`] if the path is another file's by now;
-/// [`Error::NoRoom`].
+/// Those of [`lock_header`]; [`Error::Replaced`] if the path is another file's by now.
+pub fn lock_opened(medium: &FileBackend, path: &Path) -> Result<HeaderLock, Error> {
+    let lock = lock_header(path)?;
+    check_same(medium, lock.file(), path)?;
+    Ok(lock)
+}
+
+/// As [`lock_opened`], and reserves the space of `writes` in the file before anything is written, so
+/// that a full disk is reported while everything is still as it was.
+///
+/// # Errors
+/// Those of [`lock_opened`]; [`Error::NoRoom`].
 pub fn lock_and_reserve(
     medium: &FileBackend,
     path: &Path,
     writes: &[Write],
 ) -> Result<HeaderLock, Error> {
-    let lock = lock_header(path)?;
-    check_same(medium, lock.file(), path)?;
+    let lock = lock_opened(medium, path)?;
     reserve(&lock, path, writes)?;
     Ok(lock)
 }
@@ -383,6 +421,12 @@ pub fn reserve_in(lock: &HeaderLock, writes: &[Write]) -> io::Result<()> {
     let file = lock.file();
     if !file.metadata()?.is_file() {
         return Ok(());
+    }
+    // No room behind the limit of this process (`ulimit -f`) is of any use to it.
+    let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+    let end = |write: &Write| write.offset.saturating_add(write.bytes.len() as u64);
+    if writes.iter().any(|write| end(write) > limit) {
+        return Err(Errno::FBIG.into());
     }
     for write in writes {
         let length = write.bytes.len() as u64;
@@ -418,7 +462,7 @@ mod tests {
     fn a_backup_is_not_written_through_a_link_in_the_place_of_its_new_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, victim) = replaced(dir.path());
-        let mut made = NewFile::create(&path).expect("made").expect("new");
+        let mut made = NewFile::create(&path, PRIVATE).expect("made").expect("new");
         put_link(&path, &victim);
         made.write(b"a backup").expect("written");
         assert_eq!(fs::read(&victim).expect("read"), b"precious");
@@ -427,18 +471,18 @@ mod tests {
         assert_eq!(fs::read_link(&path).expect("a link"), victim);
         // Undisturbed, it is there under its name.
         fs::remove_file(&path).expect("removed");
-        let mut made = NewFile::create(&path).expect("made").expect("new");
+        let mut made = NewFile::create(&path, PRIVATE).expect("made").expect("new");
         made.write(b"a backup").expect("written");
         made.keep().expect("kept");
         assert_eq!(fs::read(&path).expect("read"), b"a backup");
-        assert!(NewFile::create(&path).expect("looked at").is_none());
+        assert!(NewFile::create(&path, PRIVATE).expect("looked at").is_none());
     }
 
     #[test]
     fn a_header_is_not_written_through_a_link_in_the_place_of_its_new_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, victim) = replaced(dir.path());
-        let made = NewFile::create(&path).expect("made").expect("new");
+        let made = NewFile::create(&path, PRIVATE).expect("made").expect("new");
         let opened = open_to_format(&path).expect("opened");
         made.check(&opened).expect("the same");
         let writes = [Write { offset: 0, bytes: vec![1; 4096] }];

@@ -18,6 +18,8 @@ use crate::flock::Locked;
 
 /// How long to wait for another change, which may derive a key meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long who can do without the lock waits for it.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Whether the user wants no locks.
@@ -58,8 +60,17 @@ pub fn lock_header(path: &Path) -> Result<HeaderLock, Error> {
     lock(path, Access::Exclusive)
 }
 
+/// As [`lock_header`], for who can do without the lock: waits for others for seconds only.
+pub(crate) fn lock_header_soon(path: &Path) -> Result<HeaderLock, Error> {
+    lock_within(path, Access::Exclusive, SHORT_PATIENCE)
+}
+
 /// As [`lock_header`], to read or to change the header. Waits for others, for at most a minute.
 pub fn lock(path: &Path, access: Access) -> Result<HeaderLock, Error> {
+    lock_within(path, access, PATIENCE)
+}
+
+fn lock_within(path: &Path, access: Access, patience: Duration) -> Result<HeaderLock, Error> {
     let failed = |error: io::Error| Error::Lock { path: path.into(), error };
     let changes = access == Access::Exclusive;
     // Else a pipe would wait for somebody at its other end.
@@ -69,24 +80,23 @@ pub fn lock(path: &Path, access: Access) -> Result<HeaderLock, Error> {
     if WITHOUT_LOCKS.load(Ordering::Relaxed) {
         return Ok(HeaderLock { file, _of_device: None });
     }
-    let deadline = Instant::now() + PATIENCE;
-    take(&file, path, access, deadline)?;
-    let of_device = lock_device(&file, path, access, deadline)?;
+    let wait = Wait { path, access, patience, until: Instant::now() + patience };
+    wait.take(&file)?;
+    let of_device = lock_device(&file, &wait)?;
     Ok(HeaderLock { file, _of_device: of_device })
 }
 
-/// Takes cryptsetup's lock of a block device. `None` for a file, and where this user cannot have it.
-fn lock_device(
-    device: &File,
-    path: &Path,
-    access: Access,
-    deadline: Instant,
-) -> Result<Option<Locked>, Error> {
+/// Takes cryptsetup's lock of a block device. `None` for a file, and for a user who cannot have it.
+fn lock_device(device: &File, wait: &Wait<'_>) -> Result<Option<Locked>, Error> {
     let Some(place) = place_of_device(device) else { return Ok(None) };
     loop {
-        let Ok(file) = cryptsetup_locks::open(&place) else { return Ok(None) };
+        // Who went on without it would change the header at the same time as cryptsetup.
+        let file = cryptsetup_locks::open(&place).map_err(|error| {
+            let error = io::Error::new(error.kind(), format!("{}: {error}", place.display()));
+            Error::Lock { path: wait.path.into(), error }
+        })?;
         let file = Locked::new(file);
-        take(&file, path, access, deadline)?;
+        wait.take(&file)?;
         if cryptsetup_locks::is_still(&file, &place) {
             return Ok(Some(file));
         }
@@ -100,25 +110,37 @@ fn place_of_device(device: &File) -> Option<PathBuf> {
     Some(cryptsetup_locks::directory()?.join(format!("L_{major}:{minor}")))
 }
 
-/// Waits for the lock of a file. `path`: whose header is locked by it.
-fn take(file: &File, path: &Path, access: Access, deadline: Instant) -> Result<(), Error> {
-    let operation = match access {
-        Access::Shared => FlockOperation::NonBlockingLockShared,
-        Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
-    };
-    loop {
-        match flock(file, operation) {
-            // File systems without locks let everyone in.
-            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
-                return Ok(());
+/// Who waits for locks, and how long.
+struct Wait<'a> {
+    /// What holds the header.
+    path: &'a Path,
+    access: Access,
+    patience: Duration,
+    until: Instant,
+}
+
+impl Wait<'_> {
+    /// Waits for the lock of a file.
+    fn take(&self, file: &File) -> Result<(), Error> {
+        let path = self.path;
+        let operation = match self.access {
+            Access::Shared => FlockOperation::NonBlockingLockShared,
+            Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        };
+        loop {
+            match flock(file, operation) {
+                // File systems without locks let everyone in.
+                Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() < self.until => std::thread::sleep(PAUSE),
+                Err(Errno::WOULDBLOCK) => {
+                    let seconds = self.patience.as_secs();
+                    return Err(Error::HeaderBusy { path: path.into(), seconds });
+                }
+                Err(error) => return Err(Error::Lock { path: path.into(), error: error.into() }),
             }
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
-            Err(Errno::WOULDBLOCK) => {
-                let seconds = PATIENCE.as_secs();
-                return Err(Error::HeaderBusy { path: path.into(), seconds });
-            }
-            Err(error) => return Err(Error::Lock { path: path.into(), error: error.into() }),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::path::Path;
 
 use ucrypt_backend::{Backend, FileBackend};
-use ucrypt_luks::{Header, Write};
+use ucrypt_luks::luks2::SegmentKind;
+use ucrypt_luks::{Header, SECTOR_BYTES, Write};
 use ucrypt_sector::CipherSpec;
 
 use crate::error::Error;
@@ -67,14 +68,17 @@ fn best_sector_size(cipher: &CipherSpec, image: &Path, data_len: u64) -> u32 {
 }
 
 /// Refuses an image that a new header does not fit into: `medium` at `path`, a file of its own if the
-/// header is `detached`. Returns whether it leaves room for data.
+/// header is `detached`.
+///
+/// # Errors
+/// [`Error::TooShort`].
 pub fn check_room(
     made: &Header,
     writes: &[Write],
     medium: &FileBackend,
     path: &Path,
     detached: bool,
-) -> Result<bool, Error> {
+) -> Result<(), Error> {
     let needed = writes.iter().map(|write| write.offset + write.bytes.len() as u64).max();
     let data_offset = if detached { 0 } else { made.data_offset() };
     let needed = needed.unwrap_or(0).max(data_offset);
@@ -85,5 +89,21 @@ pub fn check_room(
         let remedy = if detached { "use another one" } else { "enlarge it, or use --header" };
         return Err(Error::TooShort { path: path.into(), len, needed, remedy });
     }
-    Ok(needed != len || detached)
+    Ok(())
+}
+
+/// Whether the image `data` has room for at least one sector of the volume. Without, the volume does not
+/// open.
+pub fn has_room_for_data(made: &Header, data: &FileBackend) -> bool {
+    let sector_size = match made {
+        Header::Luks1(_) => SECTOR_BYTES,
+        Header::Luks2(header) => {
+            let sizes = header.metadata.segments.values().map(|segment| match segment.kind {
+                SegmentKind::Crypt { sector_size, .. } => u64::from(sector_size),
+                SegmentKind::Other(_) => SECTOR_BYTES,
+            });
+            sizes.max().unwrap_or(SECTOR_BYTES)
+        }
+    };
+    data.limits().len.saturating_sub(made.data_offset()) >= sector_size
 }

@@ -155,8 +155,7 @@ impl From<ucrypt_image::Error> for Failure {
             Image::About { path, error } => Self::from(error).about(path.display()),
             Image::Memory(_) => Self::memory(error),
             Image::HeaderBusy { .. } | Image::Replaced { .. } => Self::busy(error),
-            Image::NotRepaired { .. }
-            | Image::Lock { .. }
+            Image::Lock { .. }
             | Image::Create { .. }
             | Image::NotDurable { .. }
             | Image::NoRoom { .. } => Self::device(error),

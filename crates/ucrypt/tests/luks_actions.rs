@@ -567,3 +567,49 @@ fn a_sector_size_that_does_not_divide_the_data_is_refused_as_by_cryptsetup() {
         }
     }
 }
+
+/// As by cryptsetup, whose words are others; and told, too, of less than a sector.
+#[test]
+fn a_volume_without_room_for_data_is_told_wherever_its_header_is() {
+    const HEADER: u64 = 16 << 20;
+    for (len, args, told) in [
+        (20 << 20, &["--header", "HEADER", "--offset", "65536"][..], true),
+        (20 << 20, &["--header", "HEADER", "--offset", "40960"], true),
+        (20 << 20, &["--header", "HEADER", "--offset", "40952"], false),
+        (0, &["--header", "HEADER"], true),
+        (0, &["--header", "HEADER", "--type", "luks1"], true),
+        (511, &["--header", "HEADER"], true),
+        (512, &["--header", "HEADER"], false),
+        (HEADER, &[], true),
+        (HEADER + 100, &[], true),
+        (HEADER + 512, &[], false),
+    ] {
+        let scratch = Scratch::new();
+        let (image, header) = (scratch.make("small", len), scratch.path("header"));
+        let args: Vec<&str> =
+            args.iter().map(|arg| if *arg == "HEADER" { text(&header) } else { arg }).collect();
+        let format = ["luksFormat", "-q", text(&image)];
+        let ran = ucrypt(&[&format[..], &args, CHEAP].concat(), b"one");
+        good(&ran);
+        let warned = stderr(&ran).contains(&format!("{} is too small", image.display()));
+        assert_eq!(warned, told, "{len} {args:?}: {}", stderr(&ran));
+    }
+}
+
+/// A limit of the shell (`ulimit -f`) on the size of files. cryptsetup meets it in the middle.
+#[test]
+fn a_limit_on_the_size_of_files_is_met_before_the_old_header_is_gone() {
+    let scratch = Scratch::new();
+    good(&scratch.format(CHEAP));
+    let image = scratch.image();
+    let before = fs::read(&image).unwrap();
+    // In KiB: the second copy of the header, and the keyslots, lie behind it.
+    for limit in ["8", "100"] {
+        let shell = ["-c", "ulimit -f $0; exec \"$@\"", limit, UCRYPT];
+        let format = [&["luksFormat", "-q"], CHEAP, &[text(&image)]].concat();
+        let ran = run("bash", &[&shell[..], &format].concat(), b"other");
+        assert_eq!(code(&ran), 4, "{}", stderr(&ran));
+        assert!(stderr(&ran).contains("File too large"), "{}", stderr(&ran));
+        assert!(fs::read(&image).unwrap() == before, "{limit} KiB: something was written");
+    }
+}

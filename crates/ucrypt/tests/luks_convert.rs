@@ -4,6 +4,7 @@
 mod luks;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use luks::both::{Both, LUKS1, LUKS2};
@@ -383,6 +384,28 @@ fn without_room_for_a_second_copy_a_backup_is_required_and_brings_everything_bac
         good(&ucrypt(&with_backup, b""));
     }
     assert!(fs::read(&both.ours).unwrap()[..592] == before[..592]);
+}
+
+/// Whoever owns the directory could make the file of another user longer, or convert another file.
+#[test]
+fn a_file_that_has_taken_the_name_of_a_header_at_the_question_neither_grows_nor_is_converted() {
+    let scratch = Scratch::new();
+    let (image, place) = (scratch.make("data", 1 << 20), scratch.path("header"));
+    let format = ["luksFormat", "-q", "--type", "luks1", "--header", text(&place), text(&image)];
+    good(&ucrypt(&[&format[..], CHEAP].concat(), b"one"));
+    let (precious, moved) = (scratch.path("precious"), scratch.path("moved"));
+    fs::copy(&place, &precious).unwrap();
+    let before = fs::read(&place).unwrap();
+    let convert = ["convert", "--type", "luks2", "--header", text(&place), text(&image)];
+    let mut terminal = Terminal::start(&convert);
+    terminal.expect(" (Type 'yes' in capital letters): ", "");
+    fs::rename(&place, &moved).unwrap();
+    symlink(&precious, &place).unwrap();
+    terminal.answer("YES\n");
+    let (code, said) = terminal.end();
+    assert_eq!(code, 5, "{said}");
+    assert!(fs::read(&precious).unwrap() == before);
+    assert!(fs::read(&moved).unwrap() == before);
 }
 
 #[test]

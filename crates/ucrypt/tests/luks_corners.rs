@@ -164,6 +164,7 @@ fn sizes_of_0_are_the_default_and_types_may_be_in_capitals() {
     let scratch = Scratch::new();
     let uuid = ["--uuid", "01234567-89ab-cdef-0123-456789abcdef"];
     let sizes = ["--type", "LUKS2", "--luks2-metadata-size", "0", "--luks2-keyslots-size", "0"];
+    let sizes = [&sizes[..], &["--key-size", "0"]].concat();
     let images = [(UCRYPT, "a"), ("cryptsetup", "b")].map(|(program, name)| {
         let image = scratch.make(name, 20 << 20);
         let format = [&["luksFormat", "-q", text(&image)], &sizes[..], &uuid, CHEAP].concat();
@@ -470,6 +471,29 @@ fn a_change_on_a_device_waits_for_cryptsetups_so_that_no_key_is_lost() {
             "{passphrase}"
         );
     }
+}
+
+/// Without it, cryptsetup could change the header at the same time.
+#[test]
+fn a_device_whose_lock_of_cryptsetup_cannot_be_taken_is_not_changed() {
+    let scratch = Scratch::new();
+    let device = Device::new(&scratch.make("disk", 8 << 20));
+    let format = ["luksFormat", "-q", "--luks2-keyslots-size", "3M", "--offset", "8192", &device.0];
+    good(&run("cryptsetup", &[&format[..], CHEAP].concat(), b"one"));
+    let number = fs::metadata(&device.0).unwrap().rdev();
+    let place = format!("/run/cryptsetup/L_{}:{}", major(number), minor(number));
+    let before = fs::read(&device.0).unwrap();
+    // A directory in its place cannot be opened to be written. The mount is of this process alone.
+    let script = "mount -t tmpfs -o mode=700 none /run/cryptsetup && mkdir $0 && exec \"$@\"";
+    let shell = ["--mount", "--propagation", "private", "sh", "-c", script, &place];
+    let label = [UCRYPT, "config", "--label", "new", &device.0];
+    let ran = run("unshare", &[&shell[..], &label].concat(), b"");
+    assert_eq!(code(&ran), 4, "{}", stderr(&ran));
+    assert!(stderr(&ran).contains(&place), "{}", stderr(&ran));
+    assert!(fs::read(&device.0).unwrap() == before);
+    // Who wants no locks says so.
+    let label = [&label[..], &["--disable-locks"]].concat();
+    good(&run("unshare", &[&shell[..], &label].concat(), b""));
 }
 
 #[test]

@@ -6,14 +6,16 @@ mod luks;
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use luks::both::{Both, LUKS1, LUKS2, header};
 use luks::{CHEAP, Scratch, Terminal, UCRYPT, code, good, run, stderr, text, ucrypt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock, inotify};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 fn cheap(args: &[&'static str]) -> Vec<&'static str> {
@@ -693,6 +695,27 @@ fn a_rotation_says_what_it_did_and_can_be_run_again() {
 
 /// The passphrase opens the volume when it is given, and its keyslot is gone when the lock is free.
 /// The keys are replaced by then.
+/// PBKDF2 takes a key that ends in zero bytes for the one without them. cryptsetup makes such a change, after which the
+/// old passphrase still opens.
+#[test]
+fn a_key_is_not_changed_to_one_that_the_old_passphrase_opens_too() {
+    for kind in [LUKS2, LUKS1] {
+        let both = Both::new(kind);
+        let (old, new) = (both.file("old", b"one"), both.file("new", b"one\0"));
+        let before = fs::read(&both.ours).unwrap();
+        for action in ["luksChangeKey", "luksRotateKey"] {
+            let line = [action, "-q", "--key-file", &old, "--new-keyfile", &new, text(&both.ours)];
+            let ran = ucrypt(&[&line[..], CHEAP].concat(), b"");
+            let told = stderr(&ran);
+            assert!(code(&ran) == 1 && told.contains("the new key is the old one"), "{told}");
+            assert!(fs::read(&both.ours).unwrap() == before, "{action}: something was written");
+        }
+        // Whoever names the same one gets a keyslot with other costs, as with cryptsetup.
+        let same = ["luksChangeKey", "-q", "--key-file", &old, "--new-keyfile", &old];
+        good(&ucrypt(&[&same[..], CHEAP, &[text(&both.ours)]].concat(), b""));
+    }
+}
+
 #[test]
 fn a_rotation_without_a_standard_output_is_no_failure() {
     let both = Both::new(LUKS2);
@@ -754,6 +777,181 @@ fn a_keyslot_is_not_wiped_for_a_passphrase_whose_keyslot_another_program_removes
         assert_eq!(code(&ran), 2, "{}", stderr(&ran));
         both.opens(&["one"], &["two"]);
     }
+}
+
+/// The actions that ask before they overwrite what they have looked at. `IMAGE` and `BACKUP` are places.
+const ASKED: [&[&str]; 4] = [
+    &["luksHeaderRestore", "--header-backup-file", "BACKUP", "IMAGE"],
+    &["erase", "IMAGE"],
+    &["luksUUID", "--uuid", "01234567-89ab-cdef-0123-456789abcdef", "IMAGE"],
+    &["repair", "IMAGE"],
+];
+
+/// Answers the question of an action with YES once `change` was called. Returns the exit code and what was said.
+fn answered_after(args: &[&str], places: [&Path; 2], change: impl FnOnce()) -> (i32, String) {
+    let [image, backup] = places.map(text);
+    let place = |arg: &&str| match *arg {
+        "IMAGE" => image.to_owned(),
+        "BACKUP" => backup.to_owned(),
+        arg => arg.to_owned(),
+    };
+    let args: Vec<String> = args.iter().map(place).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut terminal = Terminal::start(&args);
+    terminal.expect(" (Type 'yes' in capital letters): ", "");
+    change();
+    terminal.answer("YES\n");
+    terminal.end()
+}
+
+/// A volume, and a backup of its header. The second copy of a LUKS2 header is torn, so that there is something to
+/// repair.
+fn asked_about(kind: &[&str]) -> (Both, PathBuf) {
+    let both = Both::new(kind);
+    let backup = both.scratch.path("backup");
+    let save = ["luksHeaderBackup", "--header-backup-file", text(&backup), text(&both.ours)];
+    good(&ucrypt(&save, b""));
+    if kind == LUKS2 {
+        let image = fs::File::options().write(true).open(&both.ours).unwrap();
+        image.write_all_at(b"torn", 0x4000 + 4200).unwrap();
+    }
+    (both, backup)
+}
+
+#[test]
+fn a_volume_that_was_made_anew_at_the_question_is_left_alone() {
+    for (kind, args) in [LUKS1, LUKS2].into_iter().flat_map(|kind| ASKED.map(|asked| (kind, asked)))
+    {
+        // There is nothing to repair in LUKS1.
+        if kind == LUKS1 && args[0] == "repair" {
+            continue;
+        }
+        let (both, backup) = asked_about(kind);
+        let mut made = Vec::new();
+        let (code, said) = answered_after(args, [&both.ours, &backup], || {
+            let format = ["luksFormat", "-q", text(&both.ours)];
+            good(&ucrypt(&[&format, kind, CHEAP].concat(), b"two"));
+            made = fs::read(&both.ours).unwrap();
+        });
+        assert_eq!(code, 5, "{args:?}: {said}");
+        assert!(said.contains("changed the header meanwhile"), "{args:?}: {said}");
+        assert!(fs::read(&both.ours).unwrap() == made, "{args:?}: something was written");
+    }
+}
+
+/// There was no header when a person was asked, so nothing was said of one.
+#[test]
+fn a_volume_that_was_made_at_the_question_is_not_restored_over() {
+    let (both, backup) = asked_about(LUKS2);
+    let blank = both.scratch.make("blank", 5 << 20);
+    let mut made = Vec::new();
+    let args = ASKED[0];
+    let (code, said) = answered_after(args, [&blank, &backup], || {
+        good(&ucrypt(&[&["luksFormat", "-q", text(&blank)], LUKS2, CHEAP].concat(), b"two"));
+        made = fs::read(&blank).unwrap();
+    });
+    assert_eq!(code, 5, "{said}");
+    assert!(fs::read(&blank).unwrap() == made);
+}
+
+/// Another file: a copy of the volume, which has the same header; and one without a header.
+#[test]
+fn a_file_that_has_taken_the_name_of_the_image_at_the_question_is_left_alone() {
+    for args in ASKED {
+        let (both, backup) = asked_about(LUKS2);
+        let (precious, moved) = (both.scratch.path("precious"), both.scratch.path("moved"));
+        fs::copy(&both.ours, &precious).unwrap();
+        let before = fs::read(&precious).unwrap();
+        let (code, said) = answered_after(args, [&both.ours, &backup], || {
+            fs::rename(&both.ours, &moved).unwrap();
+            symlink(&precious, &both.ours).unwrap();
+        });
+        assert_eq!(code, 5, "{args:?}: {said}");
+        assert!(fs::read(&precious).unwrap() == before, "{args:?}: the other file was written");
+        assert!(fs::read(&moved).unwrap() == before, "{args:?}: the file was written");
+    }
+    let (both, backup) = asked_about(LUKS2);
+    let blank = both.scratch.make("blank", 5 << 20);
+    let precious = both.scratch.path("precious");
+    fs::write(&precious, vec![7; 5 << 20]).unwrap();
+    let args = ASKED[0];
+    let (code, said) = answered_after(args, [&blank, &backup], || {
+        fs::remove_file(&blank).unwrap();
+        symlink(&precious, &blank).unwrap();
+    });
+    assert_eq!(code, 5, "{said}");
+    assert!(fs::read(&precious).unwrap() == vec![7; 5 << 20]);
+}
+
+/// A plain volume that is served, for one: nothing on its image says so.
+#[test]
+fn a_backup_is_not_restored_over_an_image_without_a_header_that_is_in_use() {
+    let (both, backup) = asked_about(LUKS2);
+    let plain = both.scratch.make("plain", 5 << 20);
+    let (socket, said) = (both.scratch.path("socket"), both.scratch.path("said"));
+    let nbd = format!("unix:{}", text(&socket));
+    let mut server = Command::new("timeout")
+        .args(["60", UCRYPT, "serve", "--cipher", "none", "--nbd", &nbd, text(&plain)])
+        .stdout(fs::File::create(&said).unwrap())
+        .spawn()
+        .unwrap();
+    // It says so when it serves.
+    while !fs::read_to_string(&said).unwrap().contains("nbd+unix") {
+        assert!(server.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let restore = ["luksHeaderRestore", "--header-backup-file", text(&backup), text(&plain)];
+    let ran = ucrypt(&restore, b"");
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    server.wait().unwrap();
+    assert_eq!(code(&ran), 5, "{}", stderr(&ran));
+    assert!(fs::read(&plain).unwrap() == vec![0; 5 << 20]);
+    // One that somebody opens at the question.
+    let mut user = None;
+    let args = ASKED[0];
+    let (code, said) = answered_after(args, [&plain, &backup], || {
+        let options = ucrypt_backend::OpenOptions::default();
+        user = Some(ucrypt_backend::FileBackend::open(&plain, options).unwrap());
+    });
+    assert_eq!(code, 5, "{said}");
+    drop(user);
+    assert!(fs::read(&plain).unwrap() == vec![0; 5 << 20]);
+    good(&ucrypt(&restore, b""));
+    // What has a header may be open meanwhile, as with cryptsetup.
+    let options = ucrypt_backend::OpenOptions::default();
+    let _user = ucrypt_backend::FileBackend::open(&plain, options).unwrap();
+    good(&ucrypt(&restore, b""));
+}
+
+/// Whoever owns the directory could make the file of another user longer.
+#[test]
+fn a_file_that_has_taken_the_name_of_a_header_at_the_question_does_not_grow() {
+    let (both, backup) = asked_about(LUKS2);
+    let (place, precious) = (both.scratch.path("header"), both.scratch.path("precious"));
+    fs::write(&place, b"").unwrap();
+    fs::write(&precious, b"precious").unwrap();
+    let args =
+        ["luksHeaderRestore", "--header-backup-file", "BACKUP", "--header", text(&place), "IMAGE"];
+    let (code, said) = answered_after(&args, [&both.ours, &backup], || {
+        fs::remove_file(&place).unwrap();
+        symlink(&precious, &place).unwrap();
+    });
+    assert_eq!(code, 5, "{said}");
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+}
+
+/// Its name is as durable as what is in it, and nobody but its owner may read it.
+#[test]
+fn a_key_that_was_written_to_a_file_has_a_name_after_a_power_failure() {
+    let both = Both::new(LUKS2);
+    let (key, report) = (both.scratch.path("key"), both.scratch.path("report"));
+    let trace = ["-f", "-y", "-e", "trace=fsync,syncfs", "-o", text(&report), UCRYPT];
+    let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&key)];
+    good(&run("strace", &[&trace[..], &dump, &[text(&both.ours)]].concat(), b"one"));
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o400);
+    let report = fs::read_to_string(&report).unwrap();
+    let directory = format!("<{}>", text(&fs::canonicalize(key.parent().unwrap()).unwrap()));
+    assert!(report.contains(&directory), "{report}");
 }
 
 #[test]

@@ -10,9 +10,11 @@ use ucrypt_luks::{
     Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
 };
 
-use super::change::{HeaderArgs, carry_out, lock_to_change};
+use super::change::{HeaderArgs, carry_out, changed, is_same_volume, lock_asked};
 use super::confirm::{confirm, confirm_on_keys};
-use super::image::{Grown, HeaderImage, NewFile, grow, open_to_look, reserve};
+use super::image::{
+    Grown, HeaderImage, NewFile, PRIVATE, check_same, grow, open_to_format, open_to_look, reserve,
+};
 use super::keys::removed;
 use crate::failure::Failure;
 use crate::progress::Waiting;
@@ -55,7 +57,7 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
     let _waiting = Waiting::begin(&format!("saving the header in {}", path.display()));
     let bytes = header.backup(image)?;
     let shown = path.display();
-    let Some(mut made) = NewFile::create(path)? else {
+    let Some(mut made) = NewFile::create(path, PRIVATE)? else {
         return Err(Failure::wrong(format!(
             "requested header backup file {shown} already exists; name a new one, because an old backup may \
              be the only one"
@@ -83,22 +85,40 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     if image_len < needed && !is_detached {
         return Err(Failure::from(Luks::LargerThanImage { needed, image_len }).about(&name));
     }
+    // Behind a header begins the data, whoever uses it. Without one, the image itself is somebody's data.
+    let unused = || asked.old.is_none().then(|| open_to_format(place)).transpose();
+    drop(unused()?);
     confirm(&warning(&name, &asked), args.header.batch_mode)?;
+    let unused = unused()?;
     if image_len < needed {
-        grow(place, needed)?;
+        grow(place, &look, needed)?;
     }
     let _waiting = Waiting::begin(&format!("restoring the header of {name}"));
-    let (lock, image) = lock_to_change(place)?;
+    let (lock, image) = lock_asked(place, &look)?;
+    unused.as_ref().map_or(Ok(()), |unused| check_same(unused, lock.file(), place))?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
-    let Restore { writes, .. } = restore_from(&medium, &backup, &mut secrecy::random)
+    let now = restore_from(&medium, &backup, &mut secrecy::random)
         .map_err(|error| Failure::from(error).about(&name))?;
-    reserve(&lock, place, &writes)?;
-    write_verified(&medium, &writes).map_err(|error| {
+    if !overwrites_the_same(&asked, &now) {
+        return Err(changed());
+    }
+    reserve(&lock, place, &now.writes)?;
+    write_verified(&medium, &now.writes).map_err(|error| {
         Failure::device(format!(
             "{error}; the header is half restored: keep the backup, and run this again"
         ))
     })
+}
+
+/// Whether two readings of an image find the same to be overwritten.
+fn overwrites_the_same(one: &Restore, other: &Restore) -> bool {
+    let same_header = match (&one.old, &other.old) {
+        (Some(one), Some(other)) => is_same_volume(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    same_header && one.foreign == other.foreign
 }
 
 /// What is lost, in cryptsetup's words.
@@ -169,7 +189,7 @@ fn repair_luks1(
     let foreign = named(find_foreign(&HeaderImage(image))?);
     confirm(&format!("{REPAIR}\n{}{foreign}", found.mended.join("\n")), args.header.batch_mode)?;
     let place = args.header.place();
-    let (lock, image) = lock_to_change(place)?;
+    let (lock, image) = lock_asked(place, image)?;
     // The header may have changed while a person was asked.
     let repair = match luks1::Header::repair(&HeaderImage(&image)) {
         Ok(Some(repair)) if repair.header == found.header => repair,
@@ -181,7 +201,8 @@ fn repair_luks1(
 }
 
 fn repair_luks2(args: &WholeArgs) -> Result<(), Failure> {
-    let Some(found) = args.header.damage()? else {
+    let (look, before, found) = args.header.look_at_damage()?;
+    let Some(found) = found else {
         say(NO_PROBLEMS);
         return Ok(());
     };
@@ -191,6 +212,7 @@ fn repair_luks2(args: &WholeArgs) -> Result<(), Failure> {
     confirm(&warning, args.header.batch_mode)?;
     let locked = args.header.lock_to_repair()?;
     // The header may have changed while a person was asked.
+    locked.check_volume(&look, &before)?;
     let (Header::Luks2(header), Some(damage)) = (&locked.header, &locked.damage) else {
         return Err(changed());
     };
@@ -209,13 +231,9 @@ fn named(foreign: Option<Signature>) -> String {
     foreign.map(told).unwrap_or_default()
 }
 
-fn changed() -> Failure {
-    Failure::busy("another program has changed the header meanwhile; nothing was repaired")
-}
-
 /// Carries out `erase`.
 pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
-    args.header.look()?;
+    let (look, before) = args.header.look()?;
     let name = args.header.name();
     let warning = format!(
         "This operation will erase all keyslots on device {name}.\nDevice will become unusable \
@@ -223,6 +241,7 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     );
     confirm_on_keys(&warning, args.header.batch_mode, ", keyslots were NOT wiped")?;
     let locked = args.header.lock()?;
+    locked.check_volume(&look, &before)?;
     let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
     let _waiting = Waiting::begin(&format!("erasing the keyslots of {name}"));
     let change = locked.header.erase(&image, damage, &mut secrecy::random)?;

@@ -6,19 +6,16 @@
 //!
 //! The lock is not held while a person types. What was found before is checked again under it.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ucrypt_backend::{Backend as _, FileBackend, OpenOptions};
 pub(crate) use ucrypt_image::header_lock::disable_locks;
-pub(super) use ucrypt_image::header_lock::lock_header;
-use ucrypt_image::header_lock::{Access, HeaderLock, lock};
+use ucrypt_image::header_lock::{Access, HeaderLock, lock, lock_header};
 use ucrypt_luks::luks2::{self, Damage};
 use ucrypt_luks::{Flag, Header, Medium, ReadAt, Tools, Write, settle_cache, write_verified};
 
-use super::image::{HeaderImage, open_to_look, read_header, reserve, reserve_in};
+use super::image::{HeaderImage, check_same, open_to_look, read_header, reserve, reserve_in};
 use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
@@ -67,6 +64,7 @@ impl HeaderArgs {
     pub(super) fn look_locked(&self) -> Result<(HeaderLock, FileBackend, Header), Failure> {
         let lock = lock(self.place(), Access::Shared)?;
         let (image, header) = self.look()?;
+        check_same(&image, lock.file(), self.place())?;
         Ok((lock, image, header))
     }
 
@@ -78,14 +76,14 @@ impl HeaderArgs {
         Ok((image, header))
     }
 
-    /// What is wrong with one of the copies of a LUKS2 header, if anything is. A foreign signature
-    /// does not keep it from being read.
-    pub(super) fn damage(&self) -> Result<Option<Damage>, Failure> {
+    /// As [`HeaderArgs::look`], with what is wrong with one of the copies of a LUKS2 header, if anything
+    /// is. A foreign signature does not keep it from being read.
+    pub(super) fn look_at_damage(&self) -> Result<(FileBackend, Header, Option<Damage>), Failure> {
         let image = open_to_look(self.place())?;
         let (header, damage) = Header::read_beside_foreign(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
-        Ok(damage)
+        Ok((image, header, damage))
     }
 
     /// Locks the header for a change, and reads it.
@@ -93,7 +91,7 @@ impl HeaderArgs {
         self.lock_and_read(Header::read)
     }
 
-    /// As [`HeaderArgs::lock`], to repair what [`HeaderArgs::damage`] has found.
+    /// As [`HeaderArgs::lock`], to repair what [`HeaderArgs::look_at_damage`] has found.
     pub(super) fn lock_to_repair(&self) -> Result<Locked, Failure> {
         self.lock_and_read(Header::read_beside_foreign)
     }
@@ -174,8 +172,21 @@ impl Locked {
         parts
     }
 
-    /// Refuses to go on if the keyslot is not the one that `before` has shown.
-    pub(super) fn check_same(&self, before: &Header, number: u32) -> Result<(), Failure> {
+    /// Refuses to go on if this is not what a person was asked about, or has typed a passphrase for, when
+    /// `before` was read from `look`.
+    pub(super) fn check_volume(&self, look: &FileBackend, before: &Header) -> Result<(), Failure> {
+        check_same(look, self.lock.file(), &self.path)?;
+        if is_same_volume(&self.header, before) { Ok(()) } else { Err(changed()) }
+    }
+
+    /// As [`Locked::check_volume`], and if the keyslot is not the one that `before` has shown.
+    pub(super) fn check_keyslot(
+        &self,
+        look: &FileBackend,
+        before: &Header,
+        number: u32,
+    ) -> Result<(), Failure> {
+        self.check_volume(look, before)?;
         if self.header.has_same_keyslot(before, number) {
             return Ok(());
         }
@@ -242,16 +253,32 @@ pub(super) fn lock_to_change(path: &Path) -> Result<(HeaderLock, FileBackend), F
     // Its errors name the cause before anybody waits for the lock.
     drop(FileBackend::open(path, options)?);
     let lock = lock_header(path)?;
-    // What was opened before the lock may have been replaced by another file.
+    // What was opened before the lock may have another length by now, or another file its name.
     let image = FileBackend::open(path, options)?;
-    let identity = |found: fs::Metadata| (found.dev(), found.ino());
-    let same = fs::metadata(path).ok().map(identity) == lock.file().metadata().ok().map(identity);
-    if !same {
-        return Err(Failure::busy(format!("{} was replaced meanwhile", path.display())));
-    }
+    check_same(&image, lock.file(), path)?;
     settle_cache(&HeaderImage(&image))
         .map_err(|error| Failure::from(error).about(path.display()))?;
     Ok((lock, image))
+}
+
+/// As [`lock_to_change`], of what `look` was opened from before a person was asked.
+pub(super) fn lock_asked(
+    path: &Path,
+    look: &FileBackend,
+) -> Result<(HeaderLock, FileBackend), Failure> {
+    let (lock, image) = lock_to_change(path)?;
+    check_same(look, lock.file(), path)?;
+    Ok((lock, image))
+}
+
+/// Whether two readings are of one volume: neither was it made anew between them nor converted.
+pub(super) fn is_same_volume(one: &Header, other: &Header) -> bool {
+    one.format() == other.format() && one.uuid() == other.uuid()
+}
+
+/// The failure of who was asked about something else than is there now.
+pub(super) fn changed() -> Failure {
+    Failure::busy("another program has changed the header meanwhile; nothing was done")
 }
 
 /// Stores the flags with which the volume is opened from now on, if they are not there.

@@ -95,7 +95,7 @@ impl From<Priority> for luks2::Priority {
 
 /// Carries out `luksUUID`.
 pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
-    let (_, header) = args.header.look()?;
+    let (look, header) = args.header.look()?;
     let Some(uuid) = &args.uuid else {
         let uuid = header.uuid().to_string();
         let shown = if args.json { json!({ "uuid": uuid }).to_string() } else { uuid };
@@ -103,6 +103,7 @@ pub(crate) fn uuid(args: &UuidArgs) -> Result<(), Failure> {
     };
     confirm_on_keys("Do you really want to change UUID of device?", args.header.batch_mode, "")?;
     let locked = args.header.lock()?;
+    locked.check_volume(&look, &header)?;
     let damage = locked.damage.as_ref();
     let change = locked.header.change_uuid(damage, Some(uuid), &mut secrecy::random)?;
     locked.carry_out(&change.writes)

@@ -10,9 +10,9 @@ use ucrypt_luks::{
 };
 
 use super::backup::save;
-use super::change::lock_header;
+use super::change::{changed, is_same_volume};
 use super::confirm::confirm_on_keys;
-use super::image::{Grown, HeaderImage, grow, open_to_look, reserve};
+use super::image::{Grown, HeaderImage, check_same, grow, lock_opened, open_to_look, reserve};
 use crate::failure::Failure;
 use crate::progress::Waiting;
 use crate::secrecy;
@@ -141,17 +141,18 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let look = open_to_look(args.place())?;
     let image = HeaderImage(&look);
     let needed = args.needed(&image);
-    let Some((_, plan)) = args.plan(&Grown { image, len: needed.unwrap_or(0) })? else {
+    let Some((before, asked)) = args.plan(&Grown { image, len: needed.unwrap_or(0) })? else {
         args.is_done();
         return Ok(());
     };
     drop(args.open()?);
-    confirm_on_keys(&args.warning(&plan), args.batch_mode, ", device was NOT converted")?;
+    confirm_on_keys(&args.warning(&asked), args.batch_mode, ", device was NOT converted")?;
     if let Some(len) = needed {
-        grow(args.place(), len)?;
+        grow(args.place(), &look, len)?;
     }
     let opened = args.open()?;
-    let lock = lock_header(args.place())?;
+    let lock = lock_opened(&opened.header, args.place())?;
+    check_same(&look, lock.file(), args.place())?;
     settle_cache(&HeaderImage(&opened.header))
         .map_err(|error| Failure::from(error).about(args.place().display()))?;
     // The header may have changed while a person was asked.
@@ -160,6 +161,9 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
         args.is_done();
         return Ok(());
     };
+    if !is_same_volume(&before, &header) || asked.lost != plan.lost {
+        return Err(changed());
+    }
     reserve(&lock, args.place(), &plan.writes)?;
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use ucrypt_backend::Backend;
-use ucrypt_image::new_header::{check_room, sector_size};
+use ucrypt_image::new_header::{check_room, has_room_for_data, sector_size};
 use ucrypt_luks::signature::{self, Signature};
 use ucrypt_luks::{
     Format, Header, NewVolume, Tools, Write, luks1, luks2, overwrite, random_volume_key,
@@ -64,10 +64,11 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
         (new_file, header) = (Some(made), Some(opened));
     }
     let medium = header.as_ref().unwrap_or(&data);
-    if !check_room(&made, &writes, medium, path, detached.is_some())? {
+    check_room(&made, &writes, medium, path, detached.is_some())?;
+    if !has_room_for_data(&made, &data) {
         say(&format!(
             "WARNING: {} is too small for activation, there is no room left for data.\n",
-            path.display()
+            args.image.display()
         ));
     }
     let _lock = lock_and_reserve(medium, path, &writes)?;

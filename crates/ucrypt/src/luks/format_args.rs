@@ -152,7 +152,12 @@ impl FormatArgs {
         };
         let cipher: CipherSpec = spec.parse().map_err(Failure::wrong)?;
         let doubled = if cipher.mode() == Mode::Xts { 2 } else { 1 };
-        let bits = self.key_size.unwrap_or(KEY_BITS * doubled);
+        let bits = match self.key_size {
+            None => KEY_BITS * doubled,
+            // As in cryptsetup, which does not double it then.
+            Some(0) => KEY_BITS,
+            Some(bits) => bits,
+        };
         if !bits.is_multiple_of(8) {
             return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
         }

@@ -2,13 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use ucrypt_backend::FileBackend;
 use ucrypt_image::header;
 pub(crate) use ucrypt_image::header::HeaderImage;
 pub(super) use ucrypt_image::header::{
-    NewFile, lock_and_reserve, open_to_format, open_to_look, reserve, reserve_in,
+    NewFile, PRIVATE, check_same, lock_and_reserve, lock_opened, open_to_format, open_to_look,
+    reserve, reserve_in,
 };
 use ucrypt_luks::{Header, ReadAt};
 
@@ -36,19 +40,23 @@ impl ReadAt for Grown<'_> {
     }
 }
 
-/// Makes the file of a header at least `len` bytes long.
-pub(super) fn grow(path: &Path, len: u64) -> Result<(), Failure> {
+/// Makes the file of a header, which was opened by `path` as `look`, at least `len` bytes long.
+pub(super) fn grow(path: &Path, look: &FileBackend, len: u64) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        Failure::device(format!("no room for the header in {}: {error}", path.display()))
+    };
+    // Else a pipe in its place would wait for somebody at its other end.
+    let no_wait = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().write(true).custom_flags(no_wait).open(path).map_err(failed)?;
+    check_same(look, &file, path)?;
     let grow = || {
-        let file = File::options().write(true).open(path)?;
         if file.metadata()?.len() < len {
             file.set_len(len)?;
             file.sync_all()?;
         }
         Ok(())
     };
-    grow().map_err(|error: io::Error| {
-        Failure::device(format!("no room for the header in {}: {error}", path.display()))
-    })
+    grow().map_err(failed)
 }
 
 /// Reads the header. Reports a damaged LUKS2 copy and leaves it as it is.

@@ -7,6 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
+use subtle::ConstantTimeEq;
+use ucrypt_backend::FileBackend;
 use ucrypt_luks::{Error, Header, OpenedKey};
 
 use super::change::{HeaderArgs, Locked, with_tools};
@@ -253,8 +255,9 @@ pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
     unlocked(opened.keyslot);
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
+    let replaced = Replaced { image: &image, header: &header, opened: &opened, passphrase: &old };
     let keep_number = args.key_slot.is_some();
-    replace(&args.header, &header, &opened, &args.keyslot, &passphrase, keep_number)
+    replace(&args.header, &replaced, &args.keyslot, &passphrase, keep_number)
 }
 
 /// Carries out `luksConvertKey`.
@@ -268,7 +271,9 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     let key = args.key.key(args.header.batch_mode);
     let passphrase = key.read("Enter passphrase for keyslot to be converted")?;
     let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
-    replace(&args.header, &header, &opened, &args.keyslot, &passphrase, true)
+    let replaced =
+        Replaced { image: &image, header: &header, opened: &opened, passphrase: &passphrase };
+    replace(&args.header, &replaced, &args.keyslot, &passphrase, true)
 }
 
 /// As [`memory::check_unlock`], for an action that opens unbound keyslots, too.
@@ -280,20 +285,31 @@ pub(super) fn check_memory(header: &Header, keyslot: Option<u32>) -> Result<(), 
     )?)
 }
 
+/// The key that is to be replaced, as it was found.
+struct Replaced<'a> {
+    image: &'a FileBackend,
+    header: &'a Header,
+    opened: &'a OpenedKey,
+    passphrase: &'a [u8],
+}
+
 fn replace(
     place: &HeaderArgs,
-    before: &Header,
-    opened: &OpenedKey,
+    old: &Replaced<'_>,
     keyslot: &KeyslotArgs,
     passphrase: &[u8],
     keep_number: bool,
 ) -> Result<(), Failure> {
     let locked = place.lock()?;
-    locked.check_same(before, opened.keyslot)?;
+    locked.check_keyslot(old.image, old.header, old.opened.keyslot)?;
     let new = keyslot.new_key(locked.header.format(), passphrase)?;
     let change = with_tools(|tools| {
-        locked.header.change_key(locked.damage.as_ref(), opened, keep_number, &new, tools)
+        locked.header.change_key(locked.damage.as_ref(), old.opened, keep_number, &new, tools)
     })?;
+    // The same passphrase once more gets another keyslot, as with cryptsetup. Another one has to replace it.
+    if !bool::from(old.passphrase.ct_eq(passphrase)) {
+        change.header.check_new_key(change.keyslot, old.passphrase, passphrase)?;
+    }
     locked.carry_out(&change.writes)?;
     created(change.keyslot);
     Ok(())
@@ -333,14 +349,14 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     if is_last(&header, opened.keyslot) {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
-    let locked = lock_to_wipe(&args.header, &header, opened.keyslot)?;
+    let locked = lock_to_wipe(&args.header, &image, &header, opened.keyslot)?;
     wipe(&locked, opened.keyslot)
 }
 
 /// Carries out `luksKillSlot`.
 pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
     secrecy::lock_memory();
-    let (_, header) = args.header.look()?;
+    let (image, header) = args.header.look()?;
     header.check_keyslot(args.number)?;
     let last = is_last(&header, args.number);
     selected(args.number);
@@ -348,7 +364,7 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }
     let passphrase = args.passphrase(&header, last)?;
-    let locked = lock_to_wipe(&args.header, &header, args.number)?;
+    let locked = lock_to_wipe(&args.header, &image, &header, args.number)?;
     if let Some(passphrase) = passphrase {
         // A keyslot that opened before the lock may have been removed since, or never been stored.
         let medium = HeaderImage(&locked.image);
@@ -387,10 +403,15 @@ fn is_last(header: &Header, number: u32) -> bool {
     header.volume_keyslots() == [number]
 }
 
-/// Locks the header, in which the keyslot has to be as it was before.
-fn lock_to_wipe(place: &HeaderArgs, before: &Header, number: u32) -> Result<Locked, Failure> {
+/// Locks the header, in which the keyslot has to be as it was when `before` was read from `look`.
+fn lock_to_wipe(
+    place: &HeaderArgs,
+    look: &FileBackend,
+    before: &Header,
+    number: u32,
+) -> Result<Locked, Failure> {
     let locked = place.lock()?;
-    locked.check_same(before, number)?;
+    locked.check_keyslot(look, before, number)?;
     if is_last(&locked.header, number) && !is_last(before, number) {
         return Err(Failure::busy(
             "another program has removed the other keyslots meanwhile; nothing was done",

@@ -1,8 +1,5 @@
 //! `luksDump`, `isLuks`: the content of a header.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, ValueEnum};
@@ -12,7 +9,7 @@ use ucrypt_luks::{Error, Format, Header, HeaderCopy};
 use zeroize::Zeroizing;
 
 use super::confirm::confirm_on_keys;
-use super::image::{HeaderImage, open_to_look, read_header};
+use super::image::{HeaderImage, NewFile, open_to_look, read_header};
 use crate::failure::Failure;
 use crate::memory;
 use crate::passphrase::KeyArgs;
@@ -254,17 +251,16 @@ fn put_as_json(
     print(&text)
 }
 
-/// Writes a key to a new file that only its owner can read.
+/// Writes a key to a new file that only its owner can read. A part of a key is not kept: it is of no use
+/// to anybody but an attacker.
 fn write_key(path: &Path, key: &[u8]) -> Result<(), Failure> {
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(path)?;
-        let written = file.write_all(key).and_then(|()| file.sync_all());
-        // A part of a key is of no use to anybody but an attacker.
-        written.inspect_err(|_| _ = std::fs::remove_file(path))
+    let shown = path.display();
+    let Some(mut made) = NewFile::create(path, 0o400).map_err(Failure::wrong)? else {
+        return Err(Failure::wrong(format!("cannot write the key to {shown}: it already exists")));
     };
-    write().map_err(|error: std::io::Error| {
-        Failure::wrong(format!("cannot write the key to {}: {error}", path.display()))
-    })
+    made.write(key)
+        .map_err(|error| Failure::wrong(format!("cannot write the key to {shown}: {error}")))?;
+    Ok(made.keep()?)
 }
 
 /// Carries out `isLuks`: the exit code is the answer. As in cryptsetup, only `-v` says why a header

@@ -9,7 +9,7 @@ use ucrypt_luks::Json;
 use ucrypt_luks::luks2::{Change, keyring_token};
 
 use super::change::HeaderArgs;
-use super::image::NewFile;
+use super::image::{NewFile, PRIVATE};
 use crate::failure::Failure;
 use crate::secrecy;
 use crate::stdio::{Stdin, Stdout, say_verbose};
@@ -146,7 +146,7 @@ fn export(args: &TokenArgs) -> Result<(), Failure> {
     };
     let shown = path.display();
     // A token may hold a secret, wrapped or not: nobody else may read the file.
-    let Some(mut made) = NewFile::create(path)? else {
+    let Some(mut made) = NewFile::create(path, PRIVATE)? else {
         return Err(Failure::wrong(format!("cannot write {shown}: it already exists")));
     };
     made.write(&text).map_err(|error| Failure::device(format!("cannot write {shown}: {error}")))?;

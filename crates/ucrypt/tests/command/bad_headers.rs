@@ -5,9 +5,11 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 
+use rustix::fs::{FlockOperation, flock};
+
 use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, PASSPHRASE};
 use crate::process::{Ran, cryptsetup, run, tool};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, Server, await_that};
 
 /// Where the second copy of cryptsetup's default LUKS2 header starts, in bytes.
@@ -135,6 +137,33 @@ fn one_damaged_copy_is_written_again_by_who_writes_and_cryptsetup_agrees() {
             test_passphrase(&scratch, &image, &["--readonly"]).exits(0);
         }
     }
+}
+
+/// The other copy is good, and nothing else is needed to open the volume.
+#[test]
+fn a_torn_copy_that_cannot_be_written_again_keeps_no_volume_from_opening_for_writing() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    damage(&image, SECONDARY + IN_JSON, 6);
+    let before = image.bytes();
+    let told = |ran: Ran, why: &str| {
+        let stderr = ran.exits(0).stderr;
+        assert!(stderr.contains("secondary") && stderr.contains("using the other one"), "{stderr}");
+        assert!(stderr.contains("nothing was repaired") && stderr.contains(why), "{stderr}");
+        assert!(image.bytes() == before);
+    };
+    // A limit on the size of files, in front of this copy.
+    let mut limited = tool("bash", "bash");
+    limited.args(["-c", "ulimit -f 8; exec \"$@\"", "bash", UCRYPT, "write"]);
+    limited.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    told(run(limited.args(image.with_key()), b""), "File too large");
+    // Somebody who reads the header for a long time.
+    let reader = File::open(&image.path).expect("the image");
+    flock(&reader, FlockOperation::LockShared).expect("locked");
+    told(open_for_writing(&scratch, &image), "another program has held the header");
+    drop(reader);
+    let ran = open_for_writing(&scratch, &image).exits(0);
+    assert!(ran.stderr.contains("it was written again"), "{:?}", ran.stderr);
 }
 
 #[test]

@@ -83,3 +83,19 @@ fn a_user_who_may_only_read_the_detached_header_writes_to_the_volume() {
     let message = action("write", b"data").refuses(2);
     assert!(message.contains("ermission denied"), "{message}");
 }
+
+/// A directory into which a user may put files, and not see what others have put there.
+#[test]
+fn a_backup_in_a_directory_that_cannot_be_read_is_kept_and_no_failure() {
+    let (scratch, image) = scratch_of_nobody();
+    let inbox = scratch.path("inbox");
+    fs::create_dir(&inbox).expect("a directory");
+    chown(&inbox, Some(NOBODY), Some(NOBODY)).expect("given away");
+    fs::set_permissions(&inbox, Permissions::from_mode(0o300)).expect("set");
+    let backup = inbox.join("backup");
+    let mut save = with_runtime(&scratch, limited("setpriv"));
+    save.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(scratch.path("ucrypt"));
+    save.args(["luksHeaderBackup", "--header-backup-file"]).arg(&backup).arg(&image.path);
+    assert_eq!(run(&mut save, b"").exits(0).stderr, "");
+    assert!(fs::metadata(&backup).is_ok_and(|found| found.len() > 0));
+}

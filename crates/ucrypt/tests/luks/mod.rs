@@ -117,6 +117,11 @@ impl Terminal {
             self.seen.push_str(&String::from_utf8_lossy(&buf[..got]));
         }
         self.seen.clear();
+        self.answer(answer);
+    }
+
+    /// Types `answer`.
+    pub(crate) fn answer(&mut self, answer: &str) {
         self.child.stdin.as_mut().unwrap().write_all(answer.as_bytes()).unwrap();
     }
 
