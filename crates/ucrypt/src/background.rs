@@ -478,7 +478,7 @@ fn start(
     }
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = served_as.start(&opened, &paths, args);
-    let (exports, link, device) = started.inspect_err(failed_later)?;
+    let (mut exports, link, device) = started.inspect_err(failed_later)?;
     watchdog.aborts(exports.aborts());
     let serve =
         |bound: Bound| bound.serve(paths.name(), &exports.kinds(), &opened, exports.clients());
@@ -496,6 +496,7 @@ fn start(
     .inspect_err(failed_later)?;
     detach(args.foreground, &null, &mut log).map_err(failed).inspect_err(failed_later)?;
     drop(null);
+    exports.own();
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let log_place = log.to().describe();
     log.install();
