@@ -296,8 +296,10 @@ impl Troubles {
 /// What explains errors of an image that has become shorter than its volume.
 fn cut_off(opened: &Opened) -> String {
     let volume = &opened.volume;
-    // An image that does not answer is not asked: it has given no errors.
-    if volume.totals().last_error != Some(Errno::IO) {
+    // An image that does not answer is not asked, which would take as long: it has given no errors. Requests that were
+    // given up without a key have, whether it answers or not.
+    let are_own = !volume.is_halted() && volume.unwritten().0 == 0;
+    if volume.totals().last_error != Some(Errno::IO) || !are_own {
         return String::new();
     }
     let missing = volume.len_max().map_or(0, |len_max| volume.info().len.saturating_sub(len_max));

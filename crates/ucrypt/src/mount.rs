@@ -256,12 +256,7 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
             "{name} is open already, under this name; leave --name out"
         )));
     }
-    let status = background::status_of(paths).ok_or_else(|| {
-        Failure::device(format!(
-            "the server of {name} was killed, or is another user's; ucrypt close {name} removes what it \
-             left"
-        ))
-    })?;
+    let status = background::ask_status(paths)?;
     has_key(name, &status)?;
     let device = status["device"].as_str().unwrap_or_default();
     let mut options = wanted.options;
