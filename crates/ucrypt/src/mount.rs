@@ -455,12 +455,11 @@ fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
 fn unmount_closing(mount: &Mount, status: &serde_json::Value) -> Result<(), Failure> {
     let name = status["name"].as_str().unwrap_or_default();
     has_key(name, status)?;
-    let before = errors(status);
-    tell_of_earlier(name, before);
     let paths = RuntimePaths::of(name)?;
     // Once it has ended, the name may be another volume's.
     let status = || background::status_of(&paths).filter(background::is_about_to_close);
-    let failed = || failures(&status()?, before);
+    // Nobody will ask later what failed before.
+    let failed = || failures(&status()?, 0);
     // Its server, which counts what fails, may be gone as soon as it is unmounted.
     kernel::sync(&mount.place)?;
     let while_written = failed();
@@ -468,16 +467,6 @@ fn unmount_closing(mount: &Mount, status: &serde_json::Value) -> Result<(), Fail
     match failed().or(while_written) {
         Some(failed) => Err(missing(name, "unmounted", &failed)),
         None => Ok(()),
-    }
-}
-
-/// Warns of requests that had failed before the volume was unmounted.
-fn tell_of_earlier(name: &str, count: u64) {
-    if count > 0 {
-        say_line(format_args!(
-            "{count} requests of {name} had failed before it was unmounted; check the file system, if nobody \
-             has done so since"
-        ));
     }
 }
 
@@ -525,10 +514,14 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
         let stays = !mounts.is_empty() && !by_mount;
         stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
     };
-    // Of failures before it was unmounted the kernel has told whoever asked first.
-    let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
-    if !mounts.is_empty() {
-        tell_of_earlier(name, before);
+    // Of failures before it was unmounted the kernel has told whoever asked first, and gives up what was to be
+    // written: who closes the volume with this is told, too. Of one that stays open, others may have mounted it.
+    let before = status.as_ref().filter(|_| !in_user_space && stays.is_some()).map_or(0, errors);
+    if before > 0 && !mounts.is_empty() {
+        say_line(format_args!(
+            "{before} requests of {name} had failed before it was unmounted; check the file system, if nobody \
+             has done so since"
+        ));
     }
     let after = background::ask_status(paths);
     let failed = match after {
