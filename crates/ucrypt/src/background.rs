@@ -478,7 +478,7 @@ fn start(
     }
     let last_flush = LastFlush::prepare(&opened.volume).inspect_err(failed_later)?;
     let started = served_as.start(&opened, &paths, args);
-    let (exports, link, device) = started.inspect_err(failed_later)?;
+    let (mut exports, link, device) = started.inspect_err(failed_later)?;
     watchdog.aborts(exports.aborts());
     let serve =
         |bound: Bound| bound.serve(paths.name(), &exports.kinds(), &opened, exports.clients());
@@ -496,6 +496,7 @@ fn start(
     .inspect_err(failed_later)?;
     detach(args.foreground, &null, &mut log).map_err(failed).inspect_err(failed_later)?;
     drop(null);
+    exports.own();
     notifier.ready(&format!("serves {} as {device}", opened.facts.image));
     let log_place = log.to().describe();
     log.install();
@@ -593,13 +594,14 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
 fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {
     let paths = RuntimePaths::of_open(name)?;
     let request = if deferred { control::Request::CloseDeferred } else { control::Request::Close };
-    if has_remains(&paths) && clean_up_after_killed(&paths) {
+    // First: of a server that ends just now, nobody else tells how it ends.
+    let asked = control::ask(&paths, request);
+    if asked.is_err() && has_remains(&paths) && clean_up_after_killed(&paths) {
         return Err(Failure::device(format!(
             "the server of {} was killed; what it left has been removed",
             paths.name()
         )));
     }
-    let asked = control::ask(&paths, request);
     // What is left in a directory of others is not removed, and why is more than that nobody answers.
     if asked.is_err() {
         paths.check()?;
@@ -688,6 +690,28 @@ pub(crate) fn is_taken(paths: &RuntimePaths) -> bool {
 /// Whether a volume of this name is open, or was left by a killed server.
 pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
     has_remains(paths)
+}
+
+/// Refuses `/dev/ucrypt/NAME` for a volume of this runtime directory that has the name, but another device or none.
+pub(crate) fn check_device(paths: &RuntimePaths) -> Result<(), Failure> {
+    let name = paths.name();
+    let is_own = if is_served(paths) {
+        let status = ask_status(paths)?;
+        status["device"].as_str().map(Path::new) == Some(&link::path(name))
+    } else {
+        !link::exists(name) || name_lock::is_link_stale(name)
+    };
+    if is_own { Ok(()) } else { Err(opened_elsewhere(paths)) }
+}
+
+/// The refusal to act on a volume whose server has another runtime directory.
+pub(crate) fn opened_elsewhere(paths: &RuntimePaths) -> Failure {
+    Failure::busy(format!(
+        "/dev/ucrypt/{} was opened with another runtime directory than {}: set or unset XDG_RUNTIME_DIR as it was then \
+         (services have none), or stop its service",
+        paths.name(),
+        paths.dir().display()
+    ))
 }
 
 /// Whether the device of this name is that of a server with another runtime directory.
@@ -790,7 +814,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let status = |(name, answer): (String, Result<Value, String>)| {
         let mut status = answer.unwrap_or_else(|error| {
             // As `status`: of a server that lives and does not answer, nothing is known.
-            let is_served = RuntimePaths::of_open(&name).is_ok_and(|paths| is_served(&paths));
+            let is_served = RuntimePaths::of(&name).is_ok_and(|paths| is_served(&paths));
             json!({ "active": (!is_served).then_some(false), "error": error })
         });
         status["name"] = name.into();

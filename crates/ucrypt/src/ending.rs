@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU};
 use signal_hook::iterator::Signals;
 use ucrypt_engine::{Io, Queue, QueueConfig, Volume};
 use ucrypt_export::fuse::Abort;
@@ -32,6 +33,10 @@ pub(crate) const END_LIMIT: Duration = Duration::from_secs(600);
 
 /// The same limit after a signal.
 pub(crate) const SIGNAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Seconds of processor time that a hard limit leaves for the end, if it is that long: encrypting what users still write,
+/// on several cores.
+const END_PROCESSOR_S: u64 = 60;
 
 /// How often failed requests are reported.
 const TROUBLE_EVERY: Duration = Duration::from_secs(60);
@@ -65,9 +70,11 @@ impl Ending {
     }
 
     /// Whether this signal, which has come after the first, asks a second time. SIGHUP never does: service managers
-    /// send it together with SIGTERM, in no order (`SendSIGHUP=`, which logind sets for sessions).
+    /// send it together with SIGTERM, in no order (`SendSIGHUP=`, which logind sets for sessions). Nor does SIGXCPU,
+    /// which the kernel repeats every second.
     pub(crate) fn is_asked_again(&mut self, signal: i32) -> bool {
-        signal != SIGHUP && std::mem::replace(&mut self.signal, signal) != SIGHUP
+        let asks = |signal| ![SIGHUP, SIGXCPU].contains(&signal);
+        asks(signal) && asks(std::mem::replace(&mut self.signal, signal))
     }
 
     /// Checks whether the volume can end now. A `detached` volume ends by itself.
@@ -117,6 +124,7 @@ fn name_of(signal: i32) -> &'static str {
         SIGTERM => "SIGTERM",
         SIGINT => "SIGINT",
         SIGHUP => "SIGHUP",
+        SIGXCPU => "SIGXCPU (its limit of processor time)",
         _ => "a signal",
     }
 }
@@ -156,6 +164,7 @@ impl Watched {
 impl Watchdog {
     /// Has termination signals begin the limit, and then be delivered to the main thread.
     pub(crate) fn of_signals<A: Send + 'static>(events: Sender<Event<A>>) -> Result<Self, Failure> {
+        raise_processor_limit();
         let watchdog = Self::default();
         let begun = watchdog.clone();
         signals(move |signal| {
@@ -296,8 +305,10 @@ impl Troubles {
 /// What explains errors of an image that has become shorter than its volume.
 fn cut_off(opened: &Opened) -> String {
     let volume = &opened.volume;
-    // An image that does not answer is not asked: it has given no errors.
-    if volume.totals().last_error != Some(Errno::IO) {
+    // An image that does not answer is not asked, which would take as long: it has given no errors. Requests that were
+    // given up without a key have, whether it answers or not.
+    let are_own = !volume.is_halted() && volume.unwritten().0 == 0;
+    if volume.totals().last_error != Some(Errno::IO) || !are_own {
         return String::new();
     }
     let missing = volume.len_max().map_or(0, |len_max| volume.info().len.saturating_sub(len_max));
@@ -307,13 +318,20 @@ fn cut_off(opened: &Opened) -> String {
     format!("; the image was cut off: {missing} bytes of the volume are missing")
 }
 
+/// Lets this process use the processor for as long as it may: a limit of who has started it is not meant for the users of
+/// its volume. At the soft limit the kernel sends SIGXCPU, by which a server ends in order, and at the hard one it kills.
+fn raise_processor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Cpu);
+    let current = maximum.map(|seconds| seconds - END_PROCESSOR_S.min(seconds / 2));
+    // Should it be refused, the limit is as it was.
+    let _ = setrlimit(Resource::Cpu, Rlimit { current, maximum });
+}
+
 /// Has `deliver` called with each termination signal, until it returns false. Call before any thread
 /// is started.
 pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
-    let mut wanted = vec![SIGTERM, SIGINT, SIGHUP];
-    // `nohup`: the server outlives its terminal.
-    wanted.retain(|signal| *signal != SIGHUP || !is_ignored(SIGHUP));
+    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGXCPU].into_iter().filter(|it| may_end(*it));
     let mut signals = Signals::new(wanted).map_err(failed)?;
     leave_signals();
     let wait = move || {
@@ -325,6 +343,12 @@ pub(crate) fn signals(deliver: impl Fn(i32) -> bool + Send + 'static) -> Result<
     };
     thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
     Ok(())
+}
+
+/// Whether this signal is to end what this process does: not if whoever started it has it ignore the signal, as `nohup`
+/// does, and shells without job control with SIGINT. SIGTERM does in any case: service managers have no other.
+pub(crate) fn may_end(signal: i32) -> bool {
+    signal == SIGTERM || !is_ignored(signal)
 }
 
 /// Whether this process was started with a signal that is ignored.

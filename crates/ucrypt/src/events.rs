@@ -85,6 +85,18 @@ impl<A: Send + 'static> Events<A> {
         }
         Some(event)
     }
+
+    /// What is asked until `patience` is over, and has been asked already.
+    pub(crate) fn asked(&mut self, patience: Duration) -> impl Iterator<Item = A> {
+        let until = Instant::now() + patience;
+        let event = move || {
+            self.receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+        };
+        std::iter::from_fn(event).filter_map(|event| match event {
+            Event::Asked(asked) => Some(asked),
+            Event::Signal(_) | Event::Look => None,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -225,7 +225,7 @@ impl From<ucrypt_export::ublk::UblkError> for Failure {
         use ucrypt_export::ublk::UblkError as Ublk;
         match error {
             Ublk::Denied | Ublk::NotForUsers { .. } => Self::denied(error),
-            Ublk::Exists { .. } | Ublk::Served { .. } => Self::busy(error),
+            Ublk::Exists { .. } | Ublk::Served { .. } | Ublk::Waits { .. } => Self::busy(error),
             Ublk::Zones(_) | Ublk::ZonedRecovery => Self::wrong(error),
             error => Self::device(error),
         }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use ucrypt_engine::Volume;
 use ucrypt_export::UnixSocket;
 use ucrypt_export::nbd::Admitted;
@@ -152,24 +152,31 @@ impl MetricsArgs {
 struct SocketFile {
     dir: OwnedFd,
     name: OsString,
-    inode: u64,
+    /// While it is open, no other file gets its numbers, whoever has removed it.
+    file: OwnedFd,
 }
 
 impl SocketFile {
     fn of(path: &Path) -> io::Result<Self> {
         let parts = path.parent().zip(path.file_name());
         let (dir, name) = parts.ok_or(io::ErrorKind::InvalidInput)?;
-        let dir =
-            openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let inode = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
-        Ok(Self { dir, name: name.into(), inode })
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let dir = openat(CWD, dir, flags | OFlags::DIRECTORY, Mode::empty())?;
+        let file = openat(&dir, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        Ok(Self { dir, name: name.into(), file })
+    }
+
+    /// Whether the file is still at its place.
+    fn is_there(&self) -> bool {
+        let numbers = |file: Stat| (file.st_dev, file.st_ino);
+        let found = statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).map(numbers);
+        fstat(&self.file).map(numbers).is_ok_and(|own| found == Ok(own))
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let found = statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW);
-        if found.is_ok_and(|found| found.st_ino == self.inode) {
+        if self.is_there() {
             // Best effort: the next server recognises a leftover file as stale.
             let _ = unlinkat(&self.dir, &self.name, AtFlags::empty());
         }
@@ -270,6 +277,19 @@ mod tests {
         for bad in ["", "unix:", "9", "host", "host:port", "127.0.0.1:99999"] {
             assert!(bad.parse::<Place>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_socket_that_another_has_put_in_the_place_of_a_removed_one_stays() {
+        // File systems of disks give the next file the number of a removed one at once.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let first = UnixSocket::listen(&path).unwrap();
+        let file = SocketFile::of(&path).unwrap();
+        drop(first);
+        let _second = UnixSocket::listen(&path).unwrap();
+        drop(file);
+        assert!(path.exists(), "it was another's");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use signal_hook::flag;
 
 use crate::available;
 use crate::background::{self, OpenArgs, Served, as_option};
+use crate::ending::may_end;
 use crate::failure::Failure;
 use crate::log::LogArgs;
 use crate::metrics::MetricsArgs;
@@ -256,12 +257,7 @@ fn mount_open(args: &MountArgs, paths: &RuntimePaths, wanted: Wanted<'_>) -> Res
             "{name} is open already, under this name; leave --name out"
         )));
     }
-    let status = background::status_of(paths).ok_or_else(|| {
-        Failure::device(format!(
-            "the server of {name} was killed, or is another user's; ucrypt close {name} removes what it \
-             left"
-        ))
-    })?;
+    let status = background::ask_status(paths)?;
     has_key(name, &status)?;
     let device = status["device"].as_str().unwrap_or_default();
     let mut options = wanted.options;
@@ -415,9 +411,7 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
     if let Some(mount) = mount_at(&mounts, place).filter(|_| !is_volume) {
         let Some(paths) = volume_of(&mount) else {
             if let Some(status) = background::closing_volume_with(&mount.source) {
-                has_key(status["name"].as_str().unwrap_or_default(), &status)?;
-                // The volume ends by itself with its last user.
-                return unmount(&mount, true);
+                return unmount_closing(&mount, &status);
             }
             return Err(Failure::device(format!(
                 "{} is no volume of yours: {} is mounted there; umount ends it",
@@ -457,6 +451,32 @@ fn mount_at(mounts: &[Mount], place: &Path) -> Option<Mount> {
     None
 }
 
+/// Unmounts a volume that ends by itself with its last user.
+fn unmount_closing(mount: &Mount, status: &serde_json::Value) -> Result<(), Failure> {
+    let name = status["name"].as_str().unwrap_or_default();
+    has_key(name, status)?;
+    let paths = RuntimePaths::of(name)?;
+    // Once it has ended, the name may be another volume's.
+    let status = || background::status_of(&paths).filter(background::is_about_to_close);
+    // Nobody will ask later what failed before.
+    let failed = || failures(&status()?, 0);
+    // Its server, which counts what fails, may be gone as soon as it is unmounted.
+    kernel::sync(&mount.place)?;
+    let while_written = failed();
+    unmount(mount, true)?;
+    match failed().or(while_written) {
+        Some(failed) => Err(missing(name, "unmounted", &failed)),
+        None => Ok(()),
+    }
+}
+
+/// The failure of an `umount` of which not everything was stored.
+fn missing(name: &str, what: &str, failed: &str) -> Failure {
+    Failure::device(format!(
+        "{name} is {what}, but {failed}: what was written last may be missing; check the file system"
+    ))
+}
+
 /// Unmounts, and closes the volume if `mount` has opened it and nothing else is mounted of it, or if
 /// nothing of it was mounted.
 fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failure> {
@@ -494,8 +514,9 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
         let stays = !mounts.is_empty() && !by_mount;
         stays.then(|| format!("as it was before; ucrypt close {name} closes it"))
     };
-    // Of failures before it was unmounted the kernel has told whoever asked first.
-    let before = status.as_ref().filter(|_| !in_user_space).map_or(0, errors);
+    // Of failures before it was unmounted the kernel has told whoever asked first, and gives up what was to be
+    // written: who closes the volume with this is told, too. Of one that stays open, others may have mounted it.
+    let before = status.as_ref().filter(|_| !in_user_space && stays.is_some()).map_or(0, errors);
     if before > 0 && !mounts.is_empty() {
         say_line(format_args!(
             "{before} requests of {name} had failed before it was unmounted; check the file system, if nobody \
@@ -534,10 +555,7 @@ fn unmount_and_close(paths: &RuntimePaths, mounts: &[Mount]) -> Result<(), Failu
     if let Err(failure) = closed {
         say_line(failure);
     }
-    Err(Failure::device(format!(
-        "{name} is {}, but {failed}: what was written last may be missing; check the file system",
-        if is_closed { "closed" } else { "unmounted" }
-    )))
+    Err(missing(name, if is_closed { "closed" } else { "unmounted" }, &failed))
 }
 
 /// Requests of a volume that have failed.
@@ -642,7 +660,7 @@ impl Interrupt {
     fn catch() -> Result<Self, Failure> {
         let came = Arc::new(AtomicBool::new(false));
         let failed = |error| Failure::device(format!("cannot wait for signals: {error}"));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|it| may_end(*it)) {
             flag::register_conditional_shutdown(signal, 1, came.clone()).map_err(failed)?;
             flag::register(signal, came.clone()).map_err(failed)?;
         }

@@ -47,15 +47,25 @@ impl RuntimePaths {
 
     /// The paths of a volume that should be open. `name` is its name, the path of its device or file
     /// as `open` printed it, or the device's own, as in `/dev/loop3`.
+    ///
+    /// # Errors
+    /// It cannot be a name. Code 5 if it is a device whose server has another runtime directory: a volume of this one
+    /// may have the same name.
     pub(crate) fn of_open(name: &str) -> Result<Self, Failure> {
         // A name has no '/', so that what has one is a path.
         let path = if name.contains('/') { std::path::absolute(name) } else { Ok(name.into()) };
         let path = &path.unwrap_or_else(|_| name.into());
-        let known = [Path::new("/dev/ucrypt"), &runtime_directory::path()]
-            .map(|dir| path.strip_prefix(dir).ok());
-        let short = known.into_iter().flatten().find_map(Path::to_str).map(str::to_owned);
-        let short = short.or_else(|| background::name_of_device(path));
-        Self::of(short.as_deref().unwrap_or(name))
+        let below = |dir: &Path| Some(path.strip_prefix(dir).ok()?.to_str()?.to_owned());
+        if let Some(name) = below(&runtime_directory::path()) {
+            return Self::of(&name);
+        }
+        let linked = below(Path::new("/dev/ucrypt"));
+        let Some(linked) = linked.or_else(|| background::name_of_device(path)) else {
+            return Self::of(name);
+        };
+        let paths = Self::of(&linked)?;
+        background::check_device(&paths)?;
+        Ok(paths)
     }
 
     /// The paths of all volumes that are open or whose server was killed, sorted by name.

@@ -197,6 +197,11 @@ impl Exports {
         Ok(exports)
     }
 
+    /// The start has succeeded: from now on a device that was taken over ends with its export, too.
+    pub(crate) fn own(&mut self) {
+        self.ublk.iter_mut().for_each(UblkExport::own);
+    }
+
     /// Whether every export has been ended from outside.
     pub(crate) fn have_ended(&self) -> bool {
         self.nbd.iter().all(Server::has_ended)
@@ -493,6 +498,7 @@ fn serve(args: &ServeArgs, notifier: &Notifier) -> Result<(), Failure> {
     let serve =
         |bound: metrics::Bound| bound.serve(&name, &exports.kinds(), &opened, exports.clients());
     let metrics = metrics.map(serve).transpose()?;
+    exports.own();
     log.install();
     announce_all(&exports, args.json);
     notifier.ready(&format!("serves {}", opened.facts.image));

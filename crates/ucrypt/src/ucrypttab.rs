@@ -425,11 +425,7 @@ fn detach_one(
 ) -> Result<(), Failure> {
     let paths = RuntimePaths::of_open(name)?;
     if background::is_open_elsewhere(&paths) {
-        return Err(Failure::busy(format!(
-            "{name} was opened with another runtime directory than {}: set or unset XDG_RUNTIME_DIR as \
-             it was then (services have none), or stop its service",
-            paths.dir().display()
-        )));
+        return Err(background::opened_elsewhere(&paths));
     }
     if background::is_open(&paths) {
         let closed = background::close_patiently(name, wait);

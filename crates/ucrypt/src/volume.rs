@@ -241,6 +241,13 @@ pub(crate) struct Opened {
     pub(crate) resume: Option<Resume>,
 }
 
+impl Opened {
+    /// Whether a header has told that the key is the right one, or there is no key.
+    pub(crate) fn is_key_verified(&self) -> bool {
+        self.facts.r#type != "plain"
+    }
+}
+
 impl VolumeArgs {
     /// For an action that reads data from standard input, which then supplies no passphrase.
     pub(crate) fn with_data_on_stdin(mut self) -> Self {

@@ -52,9 +52,10 @@ impl Counting {
         let (kind, counters) = (request.kind, &self.counters);
         match request.error {
             None => {}
-            // No failure: the client has cancelled the request, or refuses slow writes of zeroes.
+            // No failure: the client has cancelled the request, refuses slow writes of zeroes, or gives space back to
+            // a disk that does not take it.
             Some(Errno::CANCELED) => return,
-            Some(Errno::OPNOTSUPP) if request.fast => return,
+            Some(Errno::OPNOTSUPP) if request.fast || kind == Kind::Discard => return,
             Some(error) => return self.failed(kind, error, volume),
         }
         if let Some(arrived_ns) = request.arrived_ns {

@@ -43,7 +43,7 @@ pub(super) struct Device {
     control: Control,
     info: DeviceInfo,
     is_recovery: bool,
-    /// Whether to delete the device when this is dropped.
+    /// Whether to stop and delete the device at the end. One that was taken over is not before [`Device::own`].
     is_ours: bool,
     /// The file of the queues. While it is open, the number is no other device's, whoever has stopped and deleted this
     /// one meanwhile.
@@ -63,7 +63,8 @@ impl Device {
         parameters: impl Fn(u32, bool) -> Parameters,
     ) -> Result<Self, UblkError> {
         let mut control = Control::open()?;
-        let is_zoned = parameters(bounds(true).io_bytes_max, true).zoned.is_some();
+        let wanted = parameters(bounds(true).io_bytes_max, true);
+        let is_zoned = wanted.zoned.is_some();
         if features(&mut control)? & feature::ZONED == 0 && is_zoned {
             return Err(UblkError::NoZones);
         }
@@ -73,16 +74,18 @@ impl Device {
         let recovered = match options.recover {
             Recover::No => None,
             Recover::Device(number) => Some(number),
-            Recover::IfWaiting => find_waiting(&mut control, options.identity),
+            Recover::IfWaiting | Recover::Refuse => find_waiting(&mut control, options.identity),
         };
         if let Some(number) = recovered {
-            let attributes = parameters(bounds(true).io_bytes_max, true).attributes;
-            let may_share =
-                options.recover == Recover::IfWaiting && attributes & attribute::READ_ONLY != 0;
+            let is_named = matches!(options.recover, Recover::Device(_));
+            let may_share = !is_named && wanted.attributes & attribute::READ_ONLY != 0;
             match Self::find(control, number, options, &parameters) {
                 // It is another server's of the same image: several may read one. If it can be written, its
                 // server has died, and its device waits for this one.
                 Err(UblkError::Served { .. }) if may_share => control = Control::open()?,
+                Ok(_) if options.recover == Recover::Refuse => {
+                    return Err(UblkError::Waits { device: number });
+                }
                 found => return found,
             }
         }
@@ -251,8 +254,19 @@ impl Device {
         self.control
             .tell_server(command, self.info.device)
             .map_err(failed("start the ublk device"))?;
-        self.is_ours = true;
+        self.is_ours = !self.is_recovery;
         Ok(())
+    }
+
+    /// From now on the device ends with this, also one that was taken over.
+    pub(super) fn own(&mut self) {
+        self.is_ours = true;
+    }
+
+    /// Whether it has queues and is left to the next server. It waits for that once this process, whose threads serve
+    /// it until then, has ended.
+    pub(super) fn is_left(&self) -> bool {
+        self.file.is_some() && !self.is_ours
     }
 
     /// Closes the file early. Requests that a broken queue has taken fail only when all its files are closed, and
@@ -338,9 +352,9 @@ fn delete_leftovers(control: &mut Control, identity: u64) {
 /// The volume's device that waits for a server, or will wait once the kernel has cleaned up after
 /// the last server.
 fn find_waiting(control: &mut Control, identity: u64) -> Option<u32> {
-    let found = devices_of(control, identity);
-    let recoverable = |info: &&DeviceInfo| {
-        info.features & feature::USER_RECOVERY != 0 && info.state != STATE_DEAD
-    };
-    found.iter().find(recoverable).map(|info| info.device)
+    let found = devices_of(control, identity).into_iter();
+    let recoverable = found
+        .filter(|info| info.features & feature::USER_RECOVERY != 0 && info.state != STATE_DEAD);
+    // One that has a server is none, if another one waits.
+    recoverable.max_by_key(|info| info.state == STATE_QUIESCED).map(|info| info.device)
 }

@@ -96,6 +96,15 @@ pub enum UblkError {
         /// The number.
         device: u32,
     },
+    /// A device of the volume waits for a server, which only a named take-over may be.
+    #[error(
+        "/dev/ublkb{device} waits for a server of this volume, and without a header nothing tells whether this key is \
+         the one that its waiting writes need; if it is, ucrypt serve --ublk-recover={device} takes the device over"
+    )]
+    Waits {
+        /// The number.
+        device: u32,
+    },
     /// A queue broke, which ended the device.
     #[error(
         "a queue of {device} broke: {error}; programs that used it got errors: open the volume again"

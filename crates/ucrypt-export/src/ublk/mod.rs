@@ -70,6 +70,9 @@ pub enum Recover {
     Device(u32),
     /// Take over the volume's device, if one waits for a server; else add one.
     IfWaiting,
+    /// Add a device, unless one of the volume waits for a server: for a volume of which nobody knows whether it has the
+    /// right key.
+    Refuse,
 }
 
 /// How a volume is served.
@@ -95,7 +98,7 @@ pub fn check() -> Result<(), UblkError> {
     device::check()
 }
 
-/// A running device. Dropping it stops and deletes it.
+/// A running device. Dropping it stops and deletes it; one that was taken over only after [`UblkExport::own`].
 pub struct UblkExport {
     path: PathBuf,
     /// `None` only while the export starts or ends.
@@ -155,6 +158,15 @@ impl UblkExport {
         export.device = Some(device);
         // A failure drops the export, which ends whatever has been started.
         started.map(|()| export)
+    }
+
+    /// Has a device that was taken over end with this export, as every other one does. Until then it is left if the
+    /// export is dropped: this process serves it until it ends, and then it waits for the next server. So a server
+    /// whose start fails later costs those nothing who use the device.
+    pub fn own(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.own();
+        }
     }
 
     /// Path of the block device.
@@ -218,6 +230,9 @@ impl UblkExport {
 
     fn end(&mut self) {
         let Some(mut device) = self.device.take() else { return };
+        if device.is_left() {
+            return self.threads.clear();
+        }
         if self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
             device.close_file();
         }

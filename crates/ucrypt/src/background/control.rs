@@ -179,7 +179,24 @@ fn connect(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failu
 
 fn connect_to_any(paths: &RuntimePaths, patience: Duration) -> Result<UnixStream, Failure> {
     let name = paths.name();
-    connected(&paths.socket(), patience).map_err(|error| match error.kind() {
+    let deadline = Instant::now() + patience;
+    let connected = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let connected = connected(&paths.socket(), left);
+        let is_missing =
+            connected.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        // Who holds the name starts, and listens soon, or has ended but for the last moment.
+        if !is_missing || !name_lock::is_held(paths) {
+            break connected;
+        }
+        if left.is_zero() {
+            return Err(Failure::device(format!(
+                "the server of {name} does not answer: it starts, or is about to end; try again"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    connected.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => Failure::device(format!(
             "the server of {name} does not answer: it stands still, and too many clients wait for it"
         )),

@@ -37,6 +37,9 @@ const UNSEEN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long `close` waits for users that can be seen: one that has just ended may still be there.
 const USERS_PATIENCE: Duration = Duration::from_millis(500);
 
+/// How long a client that has connected before the end may take to ask, to hear that the end has failed.
+const LATE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Everything that an open volume has.
 pub(super) struct Life {
     pub(super) paths: RuntimePaths,
@@ -87,8 +90,8 @@ impl Course {
 
 /// Why the volume ends.
 enum End {
-    /// A client asked for it, and waits for the answer.
-    Closed(UnixStream),
+    /// A client asked for it.
+    Closed,
     /// The last user has gone, or the exports were ended from outside.
     Unused,
     /// A signal came, and nobody uses the volume any more.
@@ -107,21 +110,27 @@ impl Life {
         mut events: Events<Asked>,
         notifier: &Notifier,
     ) -> Result<(), Failure> {
-        let end = self.serve(&mut events, notifier);
+        let mut course = Course::default();
+        let end = self.serve(&mut events, &mut course, notifier);
         notifier.stopping();
         // Who asks during the end waits for its result: `events` is there until then.
-        self.end(end)
+        self.end(end, course.closing.map(|(stream, _)| stream), &mut events)
     }
 
-    fn serve(&mut self, events: &mut Events<Asked>, notifier: &Notifier) -> End {
+    /// Returns why it ends. Who has asked for it waits in `course`.
+    fn serve(
+        &mut self,
+        events: &mut Events<Asked>,
+        course: &mut Course,
+        notifier: &Notifier,
+    ) -> End {
         let name = self.paths.name().to_owned();
         let wake = events.sender();
-        let mut course = Course::default();
         let mut due = self.heartbeat.beat(notifier, &self.opened.volume);
         loop {
             let looks = course.looks() || self.suspension.is_ending();
             match events.next(looks, due) {
-                Some(Event::Asked(asked)) => self.answer(asked, &mut course, &wake),
+                Some(Event::Asked(asked)) => self.answer(asked, course, &wake),
                 Some(Event::Signal(signal)) => match &mut course.ending {
                     None => course.ending = Some(self.begin_to_end(&name, signal)),
                     Some(ending) => {
@@ -139,7 +148,8 @@ impl Life {
             let deferred = course.deferred;
             if let Some((stream, since)) = course.closing.take() {
                 if self.is_unused(deferred) {
-                    return End::Closed(stream);
+                    course.closing = Some((stream, since));
+                    return End::Closed;
                 }
                 let users = self.exports.users();
                 let patience = if users.seen.is_empty() { UNSEEN_PATIENCE } else { USERS_PATIENCE };
@@ -155,7 +165,7 @@ impl Life {
                 }
             }
             if self.exports.have_ended() {
-                return course.closing.map_or(End::Unused, |(stream, _)| End::Closed(stream));
+                return if course.closing.is_some() { End::Closed } else { End::Unused };
             }
             match course.ending.as_mut().map(|it| it.step(&mut self.exports, &name, deferred)) {
                 None | Some(Step::Wait) => {}
@@ -212,9 +222,14 @@ impl Life {
                 }
             }
             Request::Resume { .. } => {
+                let had_given_up = self.opened.volume.is_abandoned();
                 let resumed = self.suspension.end(&name, &self.opened, &key.0);
                 if resumed.is_ok() {
                     event(Level::Info, "resumed", "has its key again");
+                    // A `close` that waits may yet be refused.
+                    if had_given_up && !course.deferred {
+                        self.exports.reopen();
+                    }
                 }
                 control::reply(stream, &control::answer(&resumed, "resumed"));
             }
@@ -272,8 +287,14 @@ impl Life {
         Failure::busy(format!("{name} is in use{by}; {remedy}"))
     }
 
-    /// Finishes accepted requests, flushes, and leaves nothing behind.
-    fn end(mut self, end: End) -> Result<(), Failure> {
+    /// Finishes accepted requests, flushes, and leaves nothing behind. Tells who waits for it how that went, and of a
+    /// failure also who has asked for it meanwhile.
+    fn end(
+        mut self,
+        end: End,
+        closing: Option<UnixStream>,
+        events: &mut Events<Asked>,
+    ) -> Result<(), Failure> {
         let name = self.paths.name().to_owned();
         self.suspension.cancel(&name, &self.opened.volume);
         let is_resizing = self.resizing.is_some();
@@ -298,11 +319,11 @@ impl Life {
         }
         // The number of its device may be another's from now on.
         let link = link.filter(|_| matches!(end, End::InUse(_)));
-        let (limit, waiting) = match &end {
-            End::Closed(stream) => (END_LIMIT, stream.try_clone().ok()),
-            End::Unused => (END_LIMIT, None),
-            End::Signal | End::InUse(_) => (SIGNAL_LIMIT, None),
+        let limit = match &end {
+            End::Closed | End::Unused => END_LIMIT,
+            End::Signal | End::InUse(_) => SIGNAL_LIMIT,
         };
+        let waiting = closing.as_ref().and_then(|stream| stream.try_clone().ok());
         // After an exit by the watchdog, the remains are removed like those of a killed server.
         watchdog.begin_end(limit, move |failure| {
             if let Some(stream) = waiting {
@@ -342,19 +363,32 @@ impl Life {
         watchdog.lift();
         match &end {
             _ if flushed.is_err() => {}
-            End::Closed(_) => event(Level::Info, "closed", format_args!("{name} is closed")),
+            End::Closed => event(Level::Info, "closed", format_args!("{name} is closed")),
             End::Unused => {
                 event(Level::Info, "ended", format_args!("{name} ended: nobody uses it"));
             }
             End::Signal => event(Level::Info, "ended", format_args!("{name} ended by a signal")),
             End::InUse(_) => {}
         }
-        match end {
-            End::Closed(stream) => control::reply(stream, &control::answer(&flushed, "closed")),
-            End::Unused | End::Signal => {}
-            End::InUse(failure) => return Err(failure),
+        let (ended, answer) = if let End::InUse(failure) = end {
+            // Not code 5: who tries again would find the volume closed.
+            let lost = Failure::device(&failure.message);
+            (Err(failure), control::refusal(&lost))
+        } else {
+            let answer = control::answer(&flushed, "closed");
+            (flushed, answer)
+        };
+        if let Some(stream) = closing {
+            control::reply(stream, &answer);
         }
-        flushed
+        if ended.is_err() {
+            // Who gets no answer takes a volume that is gone for one that somebody else has closed.
+            let asked = events.asked(LATE_PATIENCE);
+            let closes = asked
+                .filter(|asked| matches!(asked.request, Request::Close | Request::CloseDeferred));
+            closes.for_each(|asked| control::reply(asked.stream, &answer));
+        }
+        ended
     }
 
     /// Begins to change the length to so many bytes, or to that of the image. [`Life::finish_resize`]

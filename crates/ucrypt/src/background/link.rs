@@ -67,7 +67,7 @@ pub(super) fn names_of(device: &Path) -> Vec<String> {
 }
 
 /// The link of a name.
-fn path(name: &str) -> PathBuf {
+pub(super) fn path(name: &str) -> PathBuf {
     Path::new(DIR).join(name)
 }
 

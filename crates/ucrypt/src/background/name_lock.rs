@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use super::{control, link, show};
+use super::{LOOK_PATIENCE, control, link, show};
 use crate::available;
 use crate::failure::Failure;
 use crate::runtime::RuntimePaths;
@@ -39,8 +39,8 @@ impl NameLock {
         paths.check()?;
         let name = paths.name();
         let busy = || {
-            let status = control::ask(paths, control::Request::Status);
-            let closing = status.is_ok_and(|status| show::is_closing(&status));
+            let status = control::status_within(paths, LOOK_PATIENCE).ok().flatten();
+            let closing = status.is_some_and(|status| show::is_closing(&status));
             Failure::busy(if closing {
                 format!("{name} is being closed, but still in use; it ends with its last user")
             } else {

@@ -121,7 +121,11 @@ impl Served {
                 let options = UblkOptions {
                     number: None,
                     on_death: if args.ublk_wait { OnDeath::Wait } else { OnDeath::Fail },
-                    recover: Recover::IfWaiting,
+                    recover: if opened.is_key_verified() {
+                        Recover::IfWaiting
+                    } else {
+                        Recover::Refuse
+                    },
                     identity: opened.facts.identity(),
                 };
                 let device = UblkExport::start(volume, &options)?;

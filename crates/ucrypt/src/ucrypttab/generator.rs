@@ -124,6 +124,9 @@ impl Unit {
                 let _ = writeln!(settings, "RequiresMountsFor={}", escape::quoted(file));
             }
         }
+        if options.is_ublk() {
+            settings += "Wants=modprobe@ublk_drv.service\nAfter=modprobe@ublk_drv.service\n";
+        }
         if options.netdev {
             // What makes network disks (iSCSI, NBD, RBD) comes before this target, and so ends after the volume.
             settings +=
@@ -322,6 +325,12 @@ mod tests {
         assert!(template.contains("\nAfter=cryptsetup-pre.target "), "{template}");
         let found = unit("w /dev/sdb none luks,_netdev");
         assert!(found.settings.contains("\nAfter=remote-fs-pre.target "), "{}", found.settings);
+    }
+
+    #[test]
+    fn the_driver_that_a_line_asks_for_is_loaded() {
+        let wants = |line| unit(line).settings.contains("\nWants=modprobe@ublk_drv.service\n");
+        assert!(wants("w /dev/sdb none luks,as=ublk") && !wants("w /dev/sdb none luks,as=loop"));
     }
 
     #[test]

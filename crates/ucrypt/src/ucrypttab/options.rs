@@ -252,6 +252,11 @@ impl Options {
         !self.words.iter().any(|word| word.starts_with("--as="))
     }
 
+    /// Whether the line asks for ublk.
+    pub(super) fn is_ublk(&self) -> bool {
+        self.words.iter().any(|word| word == "--as=ublk")
+    }
+
     /// Reads the fourth field.
     pub(super) fn parse(text: &str, key: KeyFile) -> Result<Self, String> {
         let mut options = Self { is_device: true, ..Self::default() };

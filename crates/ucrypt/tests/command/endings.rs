@@ -524,6 +524,69 @@ fn a_volume_that_is_closed_meanwhile_is_no_failure_of_who_wants_all_closed() {
     }
 }
 
+/// A server whose last flush fails says so to who asks it to end meanwhile: nobody else would, if its log is elsewhere.
+#[test]
+fn who_wants_a_volume_closed_that_ends_with_a_loss_hears_of_it_wherever_the_log_is() {
+    for words in [&["detach", "above"][..], &["close", "--all"]] {
+        let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+        let image = elsewhere.sparse("image", DATA);
+        let mut below = elsewhere.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+        let path = run(below.arg(&image).arg("below"), b"").text();
+        let holder = elsewhere.server();
+        let log = elsewhere.path("log");
+        let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd", "--log"]);
+        run(above.arg(&log).args([path.trim(), "above"]), b"").passes();
+        let above = elsewhere.server_beside(&[holder]);
+        let mut client = NbdClient::connect(&scratch.runtime(".above.nbd")).expect("connected");
+        client.write(0, &[1; 4096]).expect("written");
+        drop(client);
+        // The last flush waits for the image.
+        stop(holder);
+        kill_process(above, Signal::TERM).expect("a signal");
+        await_that("the end to begin", || has_thread(above, "watchdog"));
+        let mut second = scratch.ucrypt(words);
+        let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let second = second.spawn().expect("started");
+        // It needs a moment to ask; without it the test proves less.
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(holder, Signal::KILL).expect("killed");
+        let ended = second.wait_with_output().expect("waited");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(4), "{words:?}: {said}");
+        assert!(said.contains("the last flush failed"), "{said}");
+        scratch.await_end(above);
+        run(&mut elsewhere.ucrypt(&["close", "below"]), b"").exits(4);
+    }
+}
+
+/// A service that starts is no volume that is not open: it would be, a moment after `detach` has succeeded.
+#[test]
+fn an_action_that_meets_the_start_of_a_server_waits_for_it() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let image = elsewhere.sparse("image", DATA);
+    let mut below = elsewhere.ucrypt(&["open", "--cipher", "none", "--as", "fuse"]);
+    let path = run(below.arg(&image).arg("below"), b"").text();
+    let holder = elsewhere.server();
+    stop(holder);
+    // It holds its name, and waits for its image.
+    let mut start = scratch.ucrypt(&["open", "--foreground", "--cipher", "none", "--as", "nbd"]);
+    start.args([path.trim(), "above"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut start = start.spawn().expect("started");
+    let lock = scratch.runtime(".above.lock");
+    await_that("the name to be held", || fs::read(&lock).is_ok_and(|held| !held.is_empty()));
+    let mut status = scratch.ucrypt(&["status", "above"]);
+    let status = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let status = status.spawn().expect("started");
+    // It needs a moment to ask; without it the test proves less.
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(holder, Signal::CONT).expect("it goes on");
+    let shown = status.wait_with_output().expect("waited");
+    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
+    run(&mut scratch.ucrypt(&["close", "above"]), b"").passes();
+    assert!(start.wait().expect("it ends").success());
+    run(&mut elsewhere.ucrypt(&["close", "below"]), b"").passes();
+}
+
 /// The number of a loop device is free when the device was detached, before the last flush.
 #[test]
 fn no_name_leads_to_a_device_that_may_be_anothers() {

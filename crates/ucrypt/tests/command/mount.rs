@@ -265,13 +265,32 @@ fn what_cannot_be_stored_is_not_unmounted_with_success() {
         head -c 30000000 /dev/urandom >m/data
         refused 4 'cannot be stored' ucrypt umount m
         mountpoint -q m
-        # Now that somebody has been told, the kernel tells nobody else.
-        ucrypt umount m 2>said || true
-        cat said >&2
-        grep -q 'had failed\\|cannot be stored' said
-        # The system's own umount gives it up.
-        ! mountpoint -q m || umount m || umount -l m
-        ucrypt close $name || true";
+        # Somebody has been told, and the kernel has given it up: also where there is room now, it is gone.
+        mount -o remount,size=100m small
+        refused 4 'closed, but [1-9][0-9]* requests had failed' ucrypt umount m
+        ! mountpoint -q m && ! ucrypt status $name";
+    run(&mut root_script(&scratch, text), b"").passes();
+}
+
+#[test]
+fn what_a_volume_that_closes_with_its_last_user_could_not_store_is_told() {
+    let scratch = Scratch::new();
+    scratch.file("passphrase", PASSPHRASE);
+    // As above, but `close --deferred` has taken the name away.
+    let text = "
+        mkdir small; mount -t tmpfs -o size=24m none small
+        truncate -s 80M small/image
+        ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
+        ucrypt open --key-file passphrase --as loop small/image $name
+        mkfs.ext4 -q /dev/ucrypt/$name
+        mount /dev/ucrypt/$name m
+        head -c 30000000 /dev/urandom >m/data
+        ucrypt close --deferred $name
+        refused 4 'cannot be stored' ucrypt umount m
+        mountpoint -q m
+        mount -o remount,size=100m small
+        refused 4 'unmounted, but [1-9][0-9]* requests had failed' ucrypt umount m
+        while ucrypt status $name; do sleep 0.05; done";
     run(&mut root_script(&scratch, text), b"").passes();
 }
 
@@ -299,6 +318,41 @@ fn an_interrupted_mount_leaves_no_volume_open() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("interrupted"), "{said}");
     assert_eq!(run(&mut scratch.ucrypt(&["list"]), b"").text(), "");
+    nothing_is_left(&scratch);
+}
+
+/// `nohup` has what it starts ignore SIGHUP, and a shell without job control SIGINT.
+#[test]
+fn a_mount_that_is_to_ignore_a_signal_is_not_interrupted_by_it() {
+    let scratch = Scratch::new();
+    let image = with_file_system(&scratch);
+    fs::create_dir(scratch.path("bin")).expect("made");
+    fs::create_dir(scratch.path("m")).expect("made");
+    // It mounts nothing, when the test says so.
+    let slow = format!(
+        "#!/bin/sh\n: >{0}/started\nuntil [ -e {0}/go ]; do sleep 0.02; done\n",
+        scratch.path("").display()
+    );
+    scratch.file("slow", slow.as_bytes());
+    let mount = scratch.program("bin/mount", scratch.path("slow"));
+    fs::set_permissions(mount, Permissions::from_mode(0o755)).expect("set");
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", scratch.path("bin").display());
+    let mut command = limited("env");
+    command.args(["--ignore-signal=HUP,INT", UCRYPT, "mount", "--key-file"]);
+    command.arg(&image.key).args(["--name", &scratch.unique(), "--as", "loop"]);
+    command.arg(&image.path).arg(scratch.path("m")).env("PATH", path);
+    command.env("XDG_RUNTIME_DIR", scratch.path("run"));
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+    let child = command.spawn().expect("it starts");
+    scratch.await_file("started");
+    for signal in [Signal::HUP, Signal::INT] {
+        kill_process_group(Pid::from_child(&child), signal).expect("a signal");
+    }
+    scratch.file("go", b"");
+    let output = child.wait_with_output().expect("waited");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    run(scratch.ucrypt(&["close"]).arg(scratch.unique()), b"").passes();
     nothing_is_left(&scratch);
 }
 

@@ -68,6 +68,11 @@ impl NbdClient {
         self.send(WRITE, offset, data.len() as u32, data)
     }
 
+    /// Asks for a flush and does not wait for the answer.
+    pub(crate) fn send_flush(&mut self) -> io::Result<()> {
+        self.send(FLUSH, 0, 0, &[])
+    }
+
     /// Asks for data, and takes only the first byte of the answer.
     pub(crate) fn begin_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
         self.send(READ, offset, len, &[])?;

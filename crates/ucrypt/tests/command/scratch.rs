@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGINT;
 use tempfile::TempDir;
 
 use crate::process::{limited, run};
@@ -26,6 +28,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new() -> Self {
+        heed_interrupts();
         let dir = tempfile::Builder::new().prefix("ucrypt-test-").tempdir().expect("a directory");
         fs::create_dir(dir.path().join("run")).expect("a runtime directory");
         Self { dir }
@@ -169,10 +172,17 @@ impl Scratch {
     }
 
     fn detach_loop_devices(&self) {
+        let lock = format!(".{}.lock", self.unique());
+        let number = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
         if let Ok(device) = fs::read_link(self.device()) {
-            let _ = Command::new("losetup").arg("--detach").arg(device).status();
+            // Of a killed server, the device may be another test's by now.
+            let name = device.file_name().unwrap_or_default();
+            let now = number(Path::new("/sys/class/block").join(name).join("diskseq"));
+            if now.is_some() && now == number(Path::new("/dev/ucrypt").join(&lock)) {
+                let _ = Command::new("losetup").arg("--detach").arg(device).status();
+            }
         }
-        for left in [self.unique(), format!(".{}.lock", self.unique())] {
+        for left in [self.unique(), lock] {
             // Only a failed test leaves mounts.
             let _ = fs::remove_file(Path::new("/dev/ucrypt").join(left));
         }
@@ -203,6 +213,20 @@ impl Drop for Scratch {
             run(Command::new("umount").arg("--lazy").arg(&mount), b"");
         }
     }
+}
+
+/// A shell without job control has what it starts in the background ignore SIGINT, these tests perhaps, and the command
+/// keeps to that. What is handled here instead, children do not inherit.
+fn heed_interrupts() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").expect("/proc");
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        if ignored.expect("a mask") & 1 << (SIGINT - 1) != 0 {
+            signal_hook::flag::register(SIGINT, Arc::default()).expect("a handler");
+        }
+    });
 }
 
 /// The numbers of all processes.

@@ -89,6 +89,56 @@ fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
     assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
 }
 
+/// A shell without job control has what it starts in the background ignore SIGINT.
+#[test]
+fn a_server_that_was_started_with_sigint_ignored_outlives_the_interrupt_of_others() {
+    let scratch = Scratch::new();
+    let text = "
+        env --ignore-signal=INT $1 serve --backend mem:1M --nbd unix:$PWD/socket >said &
+        until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
+        kill -INT $!
+        sleep 0.3
+        nbdinfo --size \"nbd+unix:///?socket=$PWD/socket\" >size
+        kill -TERM $!
+        wait $!";
+    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
+    assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
+}
+
+/// The soft limit is of the shell that has started the server; its clients know nothing of it.
+#[test]
+fn a_limit_of_processor_time_ends_no_server_or_ends_it_in_order() {
+    let scratch = Scratch::new();
+    let text = "
+        begin() {
+            prlimit --cpu=$1 $2 serve --backend mem:1M --fuse $PWD/served >said 2>errors &
+            until grep -q fuse: said; do kill -0 $!; sleep 0.02; done
+            grep 'cpu time' /proc/$!/limits | tr -s ' ' >limits
+        }
+        begin 5: $1
+        grep '^Max cpu time unlimited unlimited' limits
+        # The kernel repeats it every second, which is no second signal of a person.
+        exec 3<served
+        kill -XCPU $!
+        until grep -q 'waits for at most' errors; do kill -0 $!; sleep 0.02; done
+        kill -XCPU $!
+        sleep 0.3
+        kill -0 $!
+        exec 3<&-
+        wait $!
+        [ ! -e served ]
+        # Before the hard limit, at which the kernel kills, there is time for the end.
+        begin 1000:1000 $1
+        grep '^Max cpu time 940 1000' limits
+        kill -TERM $!
+        wait $!
+        begin 40:40 $1
+        grep '^Max cpu time 20 40' limits
+        kill -TERM $!
+        wait $!";
+    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
+}
+
 /// The program of a container is the first process of its namespace, which the kernel spares signals that it does not
 /// handle.
 #[test]

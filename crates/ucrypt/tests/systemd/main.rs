@@ -204,7 +204,7 @@ impl Machine {
         // Nothing but the generator has multi-user.target want the volume that needs the network.
         let target = "[Unit]\nRequires=basic.target\nAfter=basic.target\n\
             Wants=cryptsetup.target multi-user.target load@data.service load@uuid.service drive.service systemd-udevd.service \
-            systemd-udev-trigger.service ucrypt-nbd@disk.socket ucrypt-nbd@still.socket\n";
+            systemd-udev-trigger.service ucrypt-nbd@disk.socket ucrypt-nbd@still.socket ucrypt-nbd@wrong.socket\n";
         // Soon enough for a test, late enough for a server on a machine that is busy.
         let watched = "[Service]\nWatchdogSec=15\nTimeoutStopSec=3\n";
         let record = "[Service]\nExecStopPost=/bin/sh -c 'echo $SERVICE_RESULT $EXIT_STATUS >/out/%i.result'\n";
@@ -231,9 +231,9 @@ impl Machine {
             file(&etc.join(name), place);
         }
         file(&dir.join("key"), "/etc/key");
-        for name in ["disk", "still"] {
+        for (name, key) in [("disk", "key"), ("still", "key"), ("wrong", "etc/passwd")] {
             file(&dir.join("small"), &format!("/etc/ucrypt/nbd/{name}.img"));
-            file(&dir.join("key"), &format!("/etc/ucrypt/nbd/{name}.key"));
+            file(&dir.join(key), &format!("/etc/ucrypt/nbd/{name}.key"));
         }
         for name in ["init", "load", "drive", "results"] {
             file(&here.join(name), &format!("/work/{name}"));
@@ -348,4 +348,12 @@ fn a_server_that_stands_still_is_ended_by_the_watchdog_and_its_socket_waits_for_
     let machine = Machine::get();
     let lines = ["running: success", "still: watchdog", "socket: active", "left: 0"];
     assert_eq!(machine.file("watchdog"), lines.join("\n") + "\n", "{}", machine.told());
+}
+
+/// Regression: the client was still waiting, so systemd started the server over and over, and then gave the socket up.
+#[test]
+fn a_server_that_cannot_start_turns_its_client_away_and_its_socket_waits_for_the_next_one() {
+    let machine = Machine::get();
+    let lines = ["client: 1", "server: failed", "socket: active"];
+    assert_eq!(machine.file("wrong"), lines.join("\n") + "\n", "{}", machine.told());
 }

@@ -106,6 +106,41 @@ umount -l stage
 sh "$node" unstage "$id" stage
 [ ! -L "/dev/ucrypt/csi-$id" ]
 
+# What the image cannot take is not unstaged with success: neither as long as it is mounted, nor once the kernel has
+# told somebody, and forgotten it.
+mkdir short
+mount -t tmpfs -o size=48M none short
+truncate -s 400M short/image
+ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file key short/image
+sh "$node" stage "$id" short/image key stage
+head -c 80M /dev/urandom >stage/file
+fails 4 unstage "$id" stage
+grep -q "cannot be stored" error
+mountpoint -q stage
+mount -o remount,size=500M short
+fails 4 unstage "$id" stage
+grep -q "requests had failed" error
+is_closed
+sh "$node" unstage "$id" stage
+umount short
+
+# A file system that was interrupted while it was made is made again.
+truncate -s 400M new
+ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file key new
+mkdir half
+cat >half/mkfs.xfs <<'EOF'
+#!/bin/sh
+# The first superblock is written first, and marked.
+PATH=${PATH#*:} mkfs.xfs "$@"
+printf '\1' | dd of="$2" bs=1 seek=126 conv=notrunc status=none
+exit 137
+EOF
+chmod +x half/mkfs.xfs
+PATH=$PWD/half:$PATH fails 137 stage "$id" new key stage xfs
+is_closed
+sh "$node" stage "$id" new key stage xfs
+sh "$node" unstage "$id" stage
+
 # Nothing is published of a directory that is not staged.
 fails 4 publish stage pod
 [ -z "$(find pod stage -mindepth 1)" ]

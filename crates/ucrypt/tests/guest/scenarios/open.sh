@@ -64,6 +64,48 @@ ucrypt close disk
 [ ! -e "$node" ]
 [ ! -L /dev/ucrypt/disk ]
 
+# A server whose start fails after it has taken the device over leaves it to the next one.
+ucrypt open --key-file key --ublk-wait image disk
+node=$(readlink /dev/ucrypt/disk)
+mount "$node" mnt
+kill -KILL "$(background_server)"
+dd if=random of=mnt/third bs=64k conv=fsync &
+writer=$!
+code=0
+ucrypt open --foreground --key-file key --ublk-wait image disk > /dev/full 2> errors || code=$?
+cat errors
+[ "$code" = 1 ]
+[ ! -L /dev/ucrypt/disk ]
+ucrypt open --key-file key --ublk-wait image disk
+[ "$(readlink /dev/ucrypt/disk)" = "$node" ]
+wait $writer
+cmp random mnt/third
+umount mnt
+ucrypt close disk
+[ ! -e "$node" ]
+
+# Any key opens a plain volume: what waits for the right one is not encrypted with another by itself.
+truncate -s 8M plain
+dd if=/dev/urandom of=right bs=32 count=1
+dd if=/dev/urandom of=wrong bs=32 count=1
+plain="--type plain --cipher aes-xts-plain64 --key-size 256 --key-file"
+# shellcheck disable=SC2086 # options
+ucrypt open $plain right --ublk-wait plain disk
+node=$(readlink /dev/ucrypt/disk)
+kill -KILL "$(background_server)"
+dd if=random of="$node" bs=64k oflag=direct &
+writer=$!
+# shellcheck disable=SC2086 # options
+refused 5 "ublk-recover=${node#/dev/ublkb}" ucrypt open $plain wrong --ublk-wait plain disk
+kill -0 $writer
+[ ! -L /dev/ucrypt/disk ]
+# shellcheck disable=SC2086 # options
+serve out $plain right plain "--ublk-recover=${node#/dev/ublkb}"
+wait $writer
+stop "$server"
+# shellcheck disable=SC2086 # options
+ucrypt read $plain right --length 1048576 plain | cmp - random
+
 # The name of a closed volume does not lead to the next volume.
 truncate -s 48M image2
 format image2
@@ -108,6 +150,22 @@ ucrypt open --readonly --ublk-wait --key-file key image one
 ucrypt open --readonly --key-file key image two
 [ "$(readlink /dev/ucrypt/one)" != "$(readlink /dev/ucrypt/two)" ]
 cmp -n 65536 /dev/ucrypt/one /dev/ucrypt/two
+ucrypt close one two
+# Of two that would wait, it is the one without a server that the next server takes over.
+server_of() {
+    ucrypt status --json "$1" | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p'
+}
+for name in one two; do ucrypt open --readonly --ublk-wait --key-file key image $name; done
+for name in one two; do
+    node=$(readlink /dev/ucrypt/$name)
+    killed=$(server_of $name)
+    kill -KILL "$killed"
+    # Then the kernel needs a moment more to see that the device has none.
+    while grep -q . "/proc/$killed/cmdline"; do sleep 0.1; done
+    sleep 2
+    ucrypt open --readonly --ublk-wait --key-file key image $name
+    [ "$(readlink /dev/ucrypt/$name)" = "$node" ]
+done
 ucrypt close one two
 
 # While a volume is suspended its device's requests wait, and nobody closes it; with its key they go on.
