@@ -16,6 +16,9 @@ use crate::kernel_table;
 /// Upper bound of the page size, in bytes.
 const PAGE_BYTES_MAX: usize = 64 << 10;
 
+/// How often the mappings are listed until all that is listed is still there.
+const LISTS_MAX: usize = 20;
+
 /// Whether this process may lock unlimited memory. Under a limit, locking all future memory makes
 /// later allocations fail, which ends the program.
 ///
@@ -64,8 +67,12 @@ pub fn keep_resident() -> io::Result<()> {
         return Err(rustix::io::Errno::PERM.into());
     }
     mlockall(MlockAllFlags::FUTURE)?;
-    // Retry once: another thread may have unmapped a range just listed.
-    lock_private().or_else(|_| lock_private()).inspect_err(|_| {
+    // Threads that end meanwhile unmap ranges just listed.
+    let mut locked = lock_private();
+    for _ in 1..LISTS_MAX {
+        locked = locked.or_else(|_| lock_private());
+    }
+    locked.inspect_err(|_| {
         // Otherwise future memory would be locked all the same.
         let _ = munlockall();
     })

@@ -696,8 +696,9 @@ pub(crate) fn is_open(paths: &RuntimePaths) -> bool {
 pub(crate) fn check_device(paths: &RuntimePaths) -> Result<(), Failure> {
     let name = paths.name();
     let is_own = if is_served(paths) {
-        let status = ask_status(paths)?;
-        status["device"].as_str().map(Path::new) == Some(&link::path(name))
+        // Who gets no answer does nothing to the volume.
+        let status = control::status_within(paths, LOOK_PATIENCE).ok().flatten();
+        status.is_none_or(|it| it["device"].as_str().map(Path::new) == Some(&link::path(name)))
     } else {
         !link::exists(name) || name_lock::is_link_stale(name)
     };

@@ -402,8 +402,11 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<(), Failure> {
 
 fn umount_one(place: &Path) -> Result<(), Failure> {
     let mounts = table::read()?;
-    let open = place.to_str().and_then(|name| RuntimePaths::of_open(name).ok());
-    let open = open.filter(background::is_open);
+    let named = place.to_str().map(RuntimePaths::of_open).transpose();
+    let (open, elsewhere) = match named {
+        Ok(named) => (named.filter(background::is_open), None),
+        Err(failure) => (None, Some(failure).filter(Failure::is_busy)),
+    };
     // What is mounted at the path of a served file is the volume itself.
     let is_volume = open
         .as_ref()
@@ -422,11 +425,14 @@ fn umount_one(place: &Path) -> Result<(), Failure> {
         return unmount_and_close(&paths, &[mount]);
     }
     let Some(paths) = open else {
-        return Err(Failure::device(format!(
-            "nothing is mounted at {0}, and no open volume has the name {0}; ucrypt list shows those \
-             that are open",
-            place.display()
-        )));
+        let unknown = || {
+            Failure::device(format!(
+                "nothing is mounted at {0}, and no open volume has the name {0}; ucrypt list shows \
+                 those that are open",
+                place.display()
+            ))
+        };
+        return Err(elsewhere.unwrap_or_else(unknown));
     };
     // What was mounted last may be mounted on what was mounted first.
     let of_it: Vec<_> = mounts.into_iter().filter(|mount| mount.is_of(&paths)).rev().collect();

@@ -5,7 +5,7 @@
 //! behind that end is read or written. Who truncates and extends it between two looks is not noticed.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
@@ -19,12 +19,17 @@ pub(crate) struct Cut {
     /// Where the file was found to end too early, in bytes.
     at: AtomicU64,
     /// The greatest end of what was written and is not known to be flushed, in bytes: of writes answered before
-    /// [`Cut::second`] changed, and since. No write waits for another one to note its end.
+    /// [`Cut::epoch`] changed, and since. No write waits for another one to note its end.
     written: [AtomicU64; 2],
-    /// Which of both is for the writes that are answered now.
-    second: AtomicBool,
+    /// Even or odd: which of both is for the writes that are answered now.
+    epoch: AtomicU32,
     /// Flushes under way.
     flushes: AtomicU32,
+}
+
+/// Which of [`Cut::written`] is for an epoch.
+fn index(epoch: u32) -> usize {
+    epoch as usize & 1
 }
 
 /// A flush under way.
@@ -42,7 +47,7 @@ impl Cut {
             is_watched,
             at: AtomicU64::new(u64::MAX),
             written: [const { AtomicU64::new(0) }; 2],
-            second: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
             flushes: AtomicU32::new(0),
         }
     }
@@ -77,13 +82,13 @@ impl Cut {
             return;
         }
         loop {
-            let second = self.second.load(Ordering::SeqCst);
-            let written = &self.written[usize::from(second)];
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let written = &self.written[index(epoch)];
             if written.load(Ordering::SeqCst) < end {
                 written.fetch_max(end, Ordering::SeqCst);
             }
             // A flush that begins from here on sees it. One that began meanwhile may not, and would forget it.
-            if self.second.load(Ordering::SeqCst) == second {
+            if self.epoch.load(Ordering::SeqCst) == epoch {
                 return;
             }
         }
@@ -93,7 +98,7 @@ impl Cut {
     pub(super) fn begin_flush(&self) -> Flushing {
         // What two of them cover cannot be told apart: the first alone forgets what it has covered.
         let is_first = self.flushes.fetch_add(1, Ordering::SeqCst) == 0;
-        let covered = is_first.then(|| usize::from(self.second.fetch_xor(true, Ordering::SeqCst)));
+        let covered = is_first.then(|| index(self.epoch.fetch_add(1, Ordering::SeqCst)));
         let [one, other] = self.written.each_ref().map(|written| written.load(Ordering::SeqCst));
         Flushing { written: one.max(other), covered }
     }

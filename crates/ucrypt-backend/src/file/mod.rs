@@ -23,7 +23,7 @@ use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{Advice, Mode, OFlags, SeekFrom, fadvise, fstat};
 
@@ -76,10 +76,10 @@ pub(crate) struct Files {
     punches: bool,
     losses: losses::Losses,
     cut: Arc<Cut>,
-    /// Whether a server of the file system gets each flush with the open file that asks for it, and may report what was
-    /// lost to the one alone that wrote it, once (sshfs): the open files that write flush, and one failure is everybody's.
-    /// The kernel does not flush after a single durable write of such a file, if it goes past the page cache.
-    by_file: bool,
+    /// For a file system in user space. Its server gets each flush with the open file that asks for it, and may report
+    /// what was lost once, to the one that wrote it (sshfs): the open files that write are flushed, by one thread at a
+    /// time, and what is reported to one is everybody's.
+    by_file: Option<Mutex<()>>,
 }
 
 /// The same image opened with `O_DIRECT`, and its alignment rules.
@@ -125,40 +125,44 @@ impl Files {
         }
     }
 
+    /// Flushes on the calling thread.
+    fn flush(&self, flusher: &Flusher) -> Result<(), Errno> {
+        let Some(turn) = &self.by_file else { return ops::flush(flusher.descriptor(self)) };
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flushed = ops::flush(self.buffered.as_fd());
+        if let Some(direct) = &self.direct {
+            flushed = ops::flush(direct.fd.as_fd()).and(flushed);
+        }
+        flushed.inspect_err(|error| self.losses.note(*error))
+    }
+
     /// The answer to a flush that ended so: it fails once data that was written before is lost.
     fn flushed(&self, flushing: Flushing, result: Result<(), Errno>) -> Result<(), Errno> {
-        if let (Err(error), true) = (result, self.by_file) {
-            self.losses.note(error);
-        }
         let result = result.and_then(|()| self.losses.check());
         self.cut.end_flush(flushing, self.buffered.as_fd(), result)
     }
 
     /// The answer to a write that ended so: `end` bytes is the range's end.
     fn written(&self, end: u64, fua: bool, result: Result<(), Errno>) -> Result<(), Errno> {
-        let is_full = matches!(result, Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG));
-        if let (Err(error), true, true, false) = (result, fua, self.by_file, is_full) {
-            self.losses.note(error);
-        }
         result?;
-        self.cut.note_write(end);
         if fua {
             self.losses.check()?;
-            self.cut.check_write(end, self.cut.len_now(self.buffered.as_fd()))?;
+            return self.cut.check_write(end, self.cut.len_now(self.buffered.as_fd()));
         }
+        self.cut.note_write(end);
         Ok(())
     }
 }
 
-/// The descriptors by which a queue flushes: its own open file where possible. The kernel reports
+/// The descriptor by which a queue flushes: its own open file where possible. The kernel reports
 /// lost data once for each open file; if two queues shared one, the second would be told that all
 /// is well.
 struct Flusher(Option<OwnedFd>);
 
 impl Flusher {
-    /// Opens the image once more. If that is not allowed (no /proc) or would not do, the shared descriptors are used.
+    /// Opens the image once more. If that is not allowed (no /proc), the shared descriptor is used.
     fn new(files: &Files) -> io::Result<Self> {
-        Ok(Self(if files.by_file { None } else { open_again(files.buffered.as_fd())? }))
+        Ok(Self(open_again(files.buffered.as_fd())?))
     }
 
     /// Uses the shared descriptor: for files in memory, which lose no write.
@@ -166,14 +170,8 @@ impl Flusher {
         Self(None)
     }
 
-    /// The descriptors to flush, one after the other.
-    fn descriptors<'a>(&'a self, files: &'a Files) -> impl Iterator<Item = BorrowedFd<'a>> {
-        let direct = || files.direct.as_ref().map(|direct| direct.fd.as_fd());
-        let (first, second) = match &self.0 {
-            Some(own) => (own.as_fd(), None),
-            None => (files.buffered.as_fd(), direct()),
-        };
-        std::iter::once(first).chain(second)
+    fn descriptor<'a>(&'a self, files: &'a Files) -> BorrowedFd<'a> {
+        self.0.as_ref().map_or_else(|| files.buffered.as_fd(), AsFd::as_fd)
     }
 }
 
@@ -212,7 +210,9 @@ impl FileBackend {
     /// caller reports it once.
     pub fn notice(&self) -> Option<String> {
         match &self.method {
-            IoMethod::Threads(threads) => Some(threads.reason().to_owned()),
+            IoMethod::Threads(threads) if threads.reason().is_some() => {
+                threads.reason().map(str::to_owned)
+            }
             _ if self.not_direct => Some(format!(
                 "{} has no direct I/O on its file system: the page cache is used",
                 self.name
@@ -268,7 +268,7 @@ impl FileBackend {
         if let Some(threads) = self.instead.get() {
             return Ok(threads);
         }
-        let threads = threads::Threads::new(&self.files, error);
+        let threads = threads::Threads::new(&self.files, Some(error));
         threads.check()?;
         Ok(self.instead.get_or_init(|| threads))
     }
@@ -307,8 +307,11 @@ fn choose_method(files: &Arc<Files>, in_memory: bool) -> IoMethod {
         return IoMethod::AtOnce;
     }
     match uring::available() {
+        // A ring would give most operations on such a file to threads, too, and tells how a flush ended only when its
+        // queue looks.
+        _ if files.by_file.is_some() => IoMethod::Threads(threads::Threads::new(files, None)),
         Ok(()) => IoMethod::Uring,
-        Err(error) => IoMethod::Threads(threads::Threads::new(files, &error)),
+        Err(error) => IoMethod::Threads(threads::Threads::new(files, Some(&error))),
     }
 }
 

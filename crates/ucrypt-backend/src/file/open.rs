@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -255,7 +255,7 @@ fn describe(
     let punch_align = if is_device { u64::from(device_block) } else { 1 };
     let is_watched = !read_only && !in_memory;
     let losses = if is_watched { Losses::of(fd.as_fd())? } else { Losses::none() };
-    let by_file = !is_device && is_fuse(fd.as_fd());
+    let by_file = (!is_device && is_fuse(fd.as_fd())).then(Mutex::default);
     let files = Files { buffered: fd, direct, mapping, punch_align, punches, losses, cut, by_file };
     let files = Arc::new(files);
     let zones = (is_device && is_zoned(stat.st_rdev)).then(|| {

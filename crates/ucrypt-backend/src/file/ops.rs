@@ -134,17 +134,17 @@ pub(super) fn perform(files: &Files, flusher: &Flusher, bounces: &mut Bounces, i
         }
         Io::Write { token, offset, bufs, fua } => {
             let end = offset + total_len(&bufs) as u64;
-            let written = if fua && files.by_file {
-                let written = write(files, bounces, offset, &bufs, false);
-                written.and_then(|()| flusher.descriptors(files).try_for_each(flush))
-            } else {
-                write(files, bounces, offset, &bufs, fua)
-            };
+            let by_flush = fua && files.by_file.is_some();
+            let mut written = write(files, bounces, offset, &bufs, fua && !by_flush);
+            if by_flush {
+                // The kernel leaves the flush out where such a write goes past the page cache.
+                written = written.and_then(|()| files.flush(flusher));
+            }
             Done { token, result: files.written(end, fua, written), bufs }
         }
         Io::Flush { token } => {
             let flushing = files.cut.begin_flush();
-            let flushed = flusher.descriptors(files).try_for_each(flush);
+            let flushed = files.flush(flusher);
             Done { token, result: files.flushed(flushing, flushed), bufs: Vec::new() }
         }
         Io::Discard { token, offset, len } => {

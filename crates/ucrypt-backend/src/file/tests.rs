@@ -27,7 +27,7 @@ fn open(path: &Path) -> FileBackend {
 fn threaded(path: &Path) -> FileBackend {
     let mut backend = open(path);
     let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
-    backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+    backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, Some(&error)));
     backend
 }
 
@@ -403,7 +403,7 @@ fn discards_of_less_than_a_block_are_cut_to_whole_blocks() {
         Arc::get_mut(&mut backend.files).expect("nobody else has it").punch_align = 4096;
         if way == "threads" {
             let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
-            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, Some(&error)));
         }
         backend.write_all_at(0, &vec![9; 65536]).unwrap();
         let mut queue = backend.queue(4).unwrap();
@@ -433,7 +433,7 @@ fn zeroes_and_discards_that_are_refused_leave_what_was_written() {
         Arc::get_mut(&mut backend.files).expect("nobody else has it").punches = false;
         if way == "threads" {
             let error = std::io::Error::from(std::io::ErrorKind::Unsupported);
-            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, Some(&error)));
         }
         backend.write_all_at(0, &vec![9; 65536]).unwrap();
         let mut queue = backend.queue(4).unwrap();
@@ -657,7 +657,7 @@ fn memory_that_is_not_aligned_does_not_bring_the_page_cache_into_direct_io() {
     for threads in [false, true] {
         let mut backend = direct(&image(dir.path(), len));
         if threads {
-            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, &error));
+            backend.method = IoMethod::Threads(threads::Threads::new(&backend.files, Some(&error)));
         }
         let pool = Pool::new(4 << 20).unwrap();
         let mut queue = backend.queue(8).unwrap();

@@ -15,12 +15,14 @@ use crate::{Done, Io, Pool, Queue, SharedRing};
 
 /// Enough to keep one SSD busy; more threads would only wait for each other.
 const THREADS: usize = 8;
+/// For a file system in user space, which may have a network to wait for.
+const THREADS_OF_USER_SPACE: usize = 32;
 
 /// The threads of one backend, shared by its queues.
 pub(super) struct Threads {
     jobs: Arc<Jobs>,
     handles: Vec<JoinHandle<()>>,
-    reason: String,
+    reason: Option<String>,
 }
 
 struct Jobs {
@@ -43,9 +45,11 @@ struct Inbox {
 }
 
 impl Threads {
-    pub(super) fn new(files: &Arc<Files>, error: &io::Error) -> Self {
+    /// `error`: why io_uring cannot be used, if it would be.
+    pub(super) fn new(files: &Arc<Files>, error: Option<&io::Error>) -> Self {
         let jobs = Arc::new(Jobs { state: Mutex::new(JobState::default()), added: Condvar::new() });
-        let handles = (0..THREADS)
+        let count = if files.by_file.is_some() { THREADS_OF_USER_SPACE } else { THREADS };
+        let handles = (0..count)
             .filter_map(|index| {
                 let (files, jobs) = (files.clone(), jobs.clone());
                 std::thread::Builder::new()
@@ -54,16 +58,18 @@ impl Threads {
                     .ok()
             })
             .collect();
-        let reason = format!(
-            "io_uring cannot be used ({error}): falling back to threads, which are slower; \
-             to allow it: sysctl kernel.io_uring_disabled=0, or permit io_uring_setup in the \
-             container's seccomp profile"
-        );
+        let reason = error.map(|error| {
+            format!(
+                "io_uring cannot be used ({error}): falling back to threads, which are slower; \
+                 to allow it: sysctl kernel.io_uring_disabled=0, or permit io_uring_setup in the \
+                 container's seccomp profile"
+            )
+        });
         Self { jobs, handles, reason }
     }
 
-    pub(super) fn reason(&self) -> &str {
-        &self.reason
+    pub(super) fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
     }
 
     /// Fails if no thread could be started.

@@ -62,8 +62,6 @@ struct Slot {
     bounce: Option<Bounce>,
     /// Bytes already transferred: the kernel may transfer less than asked.
     done: usize,
-    /// Descriptors already flushed, of an operation that flushes now.
-    flushed: Option<usize>,
     /// Of a flush.
     flushing: Option<Flushing>,
     /// How often the kernel has put the operation off since its last progress.
@@ -191,7 +189,7 @@ impl UringQueue {
         let Self { ring, slots, vectors, staged, bounces, files, flusher, .. } = self;
         ring.reap(|index, result| {
             let Some(slot) = slots.get_mut(index as usize) else { return };
-            let progress = slot.advance(result, files, flusher);
+            let progress = slot.advance(result);
             if !matches!(progress, Progress::Continue) {
                 // A client chooses how many buffers it has: not each slot keeps the longest list.
                 let list = &mut vectors[index as usize].0;
@@ -291,12 +289,11 @@ enum Progress {
 impl Slot {
     fn new(io: Io, files: &Files) -> Self {
         let flushing = matches!(io, Io::Flush { .. }).then(|| files.cut.begin_flush());
-        let flushed = flushing.map(|_| 0);
-        Self { io, bounce: None, done: 0, flushed, flushing, put_off: 0 }
+        Self { io, bounce: None, done: 0, flushing, put_off: 0 }
     }
 
     /// Applies the result of a completion.
-    fn advance(&mut self, result: i32, files: &Files, flusher: &Flusher) -> Progress {
+    fn advance(&mut self, result: i32) -> Progress {
         let Ok(count) = usize::try_from(result) else {
             return match Errno::from_raw_os_error(-result) {
                 Errno::INTR | Errno::AGAIN if self.put_off < PUT_OFF_MAX => {
@@ -309,26 +306,17 @@ impl Slot {
                 error => Progress::Ended(Err(error)),
             };
         };
-        self.put_off = 0;
-        if let Some(flushed) = &mut self.flushed {
-            *flushed += 1;
-            let is_more = *flushed < flusher.descriptors(files).count();
-            return if is_more { Progress::Continue } else { Progress::Ended(Ok(())) };
-        }
         let (Io::Read { bufs, .. } | Io::Write { bufs, .. }) = &self.io else {
             return Progress::Ended(Ok(()));
         };
         self.done += count;
+        self.put_off = 0;
         let asked = self.bounce.as_ref().map_or_else(|| total_len(bufs), Bounce::asked);
         match count {
-            _ if self.done < asked && count > 0 => Progress::Continue,
+            _ if self.done >= asked => Progress::Ended(Ok(())),
             // The file ends before the buffer does.
-            0 if self.done < asked => Progress::Ended(Err(Errno::IO)),
-            _ if matches!(self.io, Io::Write { fua: true, .. }) && files.by_file => {
-                self.flushed = Some(0);
-                Progress::Continue
-            }
-            _ => Progress::Ended(Ok(())),
+            0 => Progress::Ended(Err(Errno::IO)),
+            _ => Progress::Continue,
         }
     }
 
@@ -427,12 +415,6 @@ fn is_fixed(fixed: Option<&Fixed>, buf: &iovec) -> bool {
     fixed.is_some_and(|fixed| holds(&fixed.0, buf.iov_base.cast()))
 }
 
-/// The ring entry that flushes the descriptor behind those that are flushed already.
-fn flush_entry(files: &Files, flusher: &Flusher, flushed: usize) -> squeue::Entry {
-    let fd = flusher.descriptors(files).nth(flushed).unwrap_or_else(|| files.buffered.as_fd());
-    opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(types::FsyncFlags::DATASYNC).build()
-}
-
 /// The ring entry for the rest of an operation.
 fn entry(
     files: &Files,
@@ -441,9 +423,6 @@ fn entry(
     slot: &mut Slot,
     vectors: &mut Vec<iovec>,
 ) -> squeue::Entry {
-    if let Some(flushed) = slot.flushed {
-        return flush_entry(files, flusher, flushed);
-    }
     let done = slot.done;
     let buffered = types::Fd(files.buffered.as_raw_fd());
     match &mut slot.io {
@@ -465,7 +444,7 @@ fn entry(
         Io::Write { offset, bufs, fua, .. } => {
             let (at, len) = rest(*offset, bufs, &mut slot.bounce, done, vectors);
             let fd = types::Fd(files.for_transfer(at, len).as_raw_fd());
-            let flags = if *fua && !files.by_file { RWF_DSYNC } else { 0 };
+            let flags = if *fua { RWF_DSYNC } else { 0 };
             match vectors.as_slice() {
                 [one] if is_fixed(fixed, one) => {
                     opcode::WriteFixed::new(fd, one.iov_base.cast(), one.iov_len as u32, 0)
@@ -483,7 +462,9 @@ fn entry(
                     .build(),
             }
         }
-        Io::Flush { .. } => flush_entry(files, flusher, 0),
+        Io::Flush { .. } => opcode::Fsync::new(types::Fd(flusher.descriptor(files).as_raw_fd()))
+            .flags(types::FsyncFlags::DATASYNC)
+            .build(),
         Io::Discard { offset, len, .. } | Io::WriteZeroes { offset, len, .. } => {
             opcode::Fallocate::new(buffered, *len)
                 .offset(*offset)
@@ -727,15 +708,11 @@ mod tests {
     #[test]
     fn an_operation_that_is_put_off_for_ever_or_cancelled_by_the_kernel_needs_no_ring() {
         let [again, cancelled] = [Errno::AGAIN, Errno::CANCELED].map(|error| -error.raw_os_error());
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("image");
-        std::fs::write(&path, [0; 4096]).unwrap();
-        let files = FileBackend::open(&path, OpenOptions::default()).unwrap().files.clone();
-        let mut slot = Slot::new(Io::Flush { token: 1 }, &files);
-        let mut advance = |result| slot.advance(result, &files, &Flusher::shared());
-        assert!(matches!(advance(cancelled), Progress::Refused));
-        let continues = (0..100).take_while(|_| matches!(advance(again), Progress::Continue));
+        let io = Io::Flush { token: 1 };
+        let mut slot = Slot { io, bounce: None, done: 0, flushing: None, put_off: 0 };
+        assert!(matches!(slot.advance(cancelled), Progress::Refused));
+        let continues = (0..100).take_while(|_| matches!(slot.advance(again), Progress::Continue));
         assert_eq!(continues.count() as u32, PUT_OFF_MAX);
-        assert!(matches!(advance(again), Progress::Refused));
+        assert!(matches!(slot.advance(again), Progress::Refused));
     }
 }

@@ -137,12 +137,15 @@ impl Lock {
         }
     }
 
-    /// Whether nobody holds the lock. Keeps the content of the file.
+    /// Whether nobody holds the lock: no server locks a link. Keeps the content of the file.
     fn is_free(path: &Path) -> bool {
         match opened(OpenOptions::new().read(true), path) {
             // Shared: two that look at the same time do not see each other.
             Ok(file) => flock(&file, FlockOperation::NonBlockingLockShared).is_ok(),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
+            Err(error) => {
+                error.kind() == io::ErrorKind::NotFound
+                    || Errno::from_io_error(&error) == Some(Errno::LOOP)
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use ucrypt_backend::{keep_resident, may_lock_all};
 
 use super::mounts::{self, Stays};
+use crate::failure::without_numbers;
 use crate::runtime::RuntimePaths;
 
 /// Size of the stacks of the server's threads, in bytes. They are locked too.
@@ -82,7 +83,7 @@ impl Resilience {
         self.notes.push(if is_denied(Some(error)) {
             format!("{what}: {remedy}")
         } else {
-            format!("{what}: {error}")
+            without_numbers(format_args!("{what}: {error}"))
         });
     }
 

@@ -1,6 +1,6 @@
 //! A `resize` that is being served.
 //!
-//! A thread of its own asks the image for its length, and tells the kernel the new one. Both may take as long
+//! A thread of its own asks the image for its length, tells the kernel the new one, and flushes. Each may take as long
 //! as the image does not answer: meanwhile the server answers others, and ends when a signal asks it to.
 
 use std::io;
@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use ucrypt_engine::{Volume, VolumeError};
 
 use super::control::Asked;
+use crate::ending::flush;
 use crate::events::Event;
 use crate::failure::Failure;
 
@@ -37,7 +38,12 @@ pub(super) fn begin(
     let resize = move || {
         let done = resize(&volume, bytes).and_then(|len| {
             // What was there before has room.
-            tell().inspect_err(|_| _ = volume.resize(before)).map(|()| len)
+            tell().inspect_err(|_| _ = volume.resize(before))?;
+            if len < before {
+                // What was written behind the new end may be cut off from now on, and is no loss then.
+                flush(&volume)?;
+            }
+            Ok(len)
         });
         // First, because a `close` may follow at once.
         drop(volume);

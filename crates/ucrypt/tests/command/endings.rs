@@ -524,6 +524,12 @@ fn a_volume_that_is_closed_meanwhile_is_no_failure_of_who_wants_all_closed() {
     }
 }
 
+/// How many sockets of the kernel have this path: the one that listens, and one for each client.
+fn sockets_at(path: &str) -> usize {
+    let table = fs::read_to_string("/proc/net/unix").expect("/proc");
+    table.lines().filter(|line| line.ends_with(path)).count()
+}
+
 /// A server whose last flush fails says so to who asks it to end meanwhile: nobody else would, if its log is elsewhere.
 #[test]
 fn who_wants_a_volume_closed_that_ends_with_a_loss_hears_of_it_wherever_the_log_is() {
@@ -547,8 +553,8 @@ fn who_wants_a_volume_closed_that_ends_with_a_loss_hears_of_it_wherever_the_log_
         let mut second = scratch.ucrypt(words);
         let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let second = second.spawn().expect("started");
-        // It needs a moment to ask; without it the test proves less.
-        std::thread::sleep(Duration::from_millis(500));
+        let socket = scratch.runtime(".above.sock").display().to_string();
+        await_that("the second one to ask", || sockets_at(&socket) > 1);
         kill_process(holder, Signal::KILL).expect("killed");
         let ended = second.wait_with_output().expect("waited");
         let said = String::from_utf8_lossy(&ended.stderr);

@@ -15,6 +15,7 @@ use ucrypt_testkit::Random;
 use crate::held_exec::nobody_hangs;
 use crate::image::{DATA, Image, LUKS1, LUKS2, PASSPHRASE};
 use crate::namespace::{OWN_DEV, script};
+use crate::nbd_client::NbdClient;
 use crate::process::{Ran, cryptsetup, run, tool};
 use crate::scratch::Scratch;
 use crate::server::{await_end, await_reader, await_that};
@@ -313,6 +314,24 @@ fn a_file_and_new_nbd_connections_follow_a_resize() {
     assert_eq!(size(), DATA);
     close(&scratch, "volume").passes();
     nothing_is_left(&scratch);
+}
+
+/// What was written there and not flushed failed the next flush, and all after it, if the image was made shorter.
+#[test]
+fn what_lay_behind_the_new_end_of_a_volume_is_no_loss() {
+    const LEN: u64 = 8 << 20;
+    let scratch = Scratch::new();
+    let image = scratch.sparse("image", LEN);
+    let mut open = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
+    run(open.arg(&image).arg("volume"), b"").passes();
+    let mut client = NbdClient::connect(&scratch.runtime(".volume.nbd")).expect("connected");
+    client.write(LEN - 4096, &[1; 4096]).expect("written");
+    run(&mut scratch.ucrypt(&["resize", "--device-size", "4M", "volume"]), b"").passes();
+    File::options().write(true).open(&image).and_then(|it| it.set_len(LEN / 2)).expect("shorter");
+    client.write(0, &[2; 4096]).expect("written");
+    client.flush().expect("flushed");
+    drop(client);
+    close(&scratch, "volume").passes();
 }
 
 #[test]

@@ -553,6 +553,10 @@ fn nobody_waits_for_a_server_that_stands_still_to_unmount_its_volume() {
         kill -STOP $server
         trap \"kill -CONT $server || true\" EXIT
         refused 4 'does not answer' ucrypt umount m
+        # By its device, too: it is not taken for an image, from which nobody could read.
+        mkdir other
+        refused 4 'does not answer' ucrypt mount /dev/ucrypt/$name other
+        refused 4 'does not answer' ucrypt umount /dev/ucrypt/$name
         kill -CONT $server
         [ \"$(cat m/file)\" = kept ]
         ucrypt umount m";

@@ -141,6 +141,27 @@ is_closed
 sh "$node" stage "$id" new key stage xfs
 sh "$node" unstage "$id" stage
 
+# Of a killed server nothing can be stored, and the volume is unstaged all the same.
+truncate -s 64M dead
+ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file key dead
+sh "$node" stage "$id" dead key stage
+echo "of a pod" >stage/file
+pkill -KILL -f "serve-in-background.*csi-$id\$"
+fails 4 stage "$id" dead key stage
+sh "$node" unstage "$id" stage
+sh "$node" stage "$id" dead key stage
+sh "$node" unstage "$id" stage
+
+# A file system of which the script cannot tell whether it is whole is not made again.
+cat >half/od <<'EOF'
+#!/bin/sh
+exit 5
+EOF
+chmod +x half/od
+rm half/mkfs.xfs
+PATH=$PWD/half:$PATH fails 1 stage "$id" new key stage xfs
+is_closed
+
 # Nothing is published of a directory that is not staged.
 fails 4 publish stage pod
 [ -z "$(find pod stage -mindepth 1)" ]
