@@ -1,9 +1,9 @@
 //! Files and block devices.
 //!
 //! Operations are carried out in one of three ways, chosen at open: `uring` where io_uring works;
-//! `threads` where it is missing or forbidden, and on file systems in user space; directly in `submit` for files in memory (tmpfs,
-//! memfd), where a system call is the shortest way and io_uring would hand each operation to a
-//! kernel thread.
+//! `threads` where it is missing or forbidden, and on file systems in user space; directly in
+//! `submit` for files in memory (tmpfs, memfd), where a system call is the shortest way and io_uring
+//! would hand each operation to a kernel thread.
 
 mod bounce;
 mod cut;
