@@ -21,8 +21,8 @@
 //! `unsafe` is confined to [`buf`] (memory that the kernel writes while Rust code holds a handle
 //! to it), to mappings in [`map`] and the signal handler of [`Watch`], to the memory locking of
 //! [`keep_resident`], to the stores of [`copy_streaming`], to the initialiser of
-//! [`was_closed_at_start`], to the descriptors of [`Inherited`], to the question of [`Peer`], to the ring
-//! in [`ring`] and to its use in [`mod@file`], which also contains the ioctls of zoned devices, the locks
+//! [`was_closed_at_start`], to the descriptors of [`Inherited`], to the question of [`Peer`], to the signal handler
+//! of [`move_other_threads`], to the ring in [`ring`] and to its use in [`mod@file`], which also contains the ioctls of zoned devices, the locks
 //! of images and the look for lost data.
 
 mod at_once;
@@ -35,6 +35,7 @@ mod kernel_table;
 pub mod map;
 mod memory;
 pub mod model;
+mod namespace;
 mod peer;
 mod resident;
 pub mod ring;
@@ -56,6 +57,7 @@ pub use inherited::Inherited;
 pub use kernel_table::kernel_table;
 pub use map::{Map, Mapping};
 pub use memory::memory;
+pub use namespace::move_other_threads;
 pub use peer::{Peer, is_this_user};
 pub use resident::{keep_resident, lock_on_fault, may_lock_all};
 pub use ring::{Ring, SharedRing};

@@ -469,7 +469,6 @@ fn start(
     secrecy::scrub_stack();
     events.listen(&opened.volume);
     // The image is open, which may have been named by one of them, or by a path from this directory.
-    // Before the server leaves its user's mounts: those of its threads that there are stay.
     drop(inherited);
     let left = rustix::process::chdir("/").map_err(|error| failed(error.into()));
     left.inspect_err(failed_later)?;

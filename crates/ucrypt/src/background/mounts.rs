@@ -25,6 +25,7 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use ucrypt_backend::move_other_threads;
 
 use crate::mount::table;
 
@@ -40,6 +41,8 @@ pub(super) enum Stays {
     /// The root is not that of the namespace (chroot): a namespace of its own would keep what lies outside of the
     /// root, and the way back from a failure leads there.
     ChangedRoot,
+    /// It has left, but not with all of its threads.
+    InPart,
     /// The system refused.
     Refused(io::Error),
 }
@@ -56,8 +59,11 @@ impl From<Errno> for Stays {
     }
 }
 
-/// Moves this thread, and those it will start, to a namespace that contains only the directory
-/// `own` and the system directories. On failure, everything is as before.
+/// Moves this process, of which this is the main thread, to a namespace that contains only the directory `own` and the
+/// system directories. On failure everything is as before, but for [`Stays::InPart`].
+///
+/// A thread that stayed would keep the user's file systems mounted. Were the server killed as the last that has the
+/// user's namespace, that thread would also have to store what is on the server's own device, and never end.
 pub(super) fn enter(own: &Path) -> Result<(), Stays> {
     let before = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     if has_changed_root(before.as_fd())? {
@@ -69,7 +75,9 @@ pub(super) fn enter(own: &Path) -> Result<(), Stays> {
         // Return to the old namespace, to its root.
         let _ = move_into_link_name_space(before.as_fd(), Some(LinkNameSpaceType::Mount));
     });
-    Ok(entered?)
+    entered?;
+    let namespace = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    move_other_threads(namespace.as_fd()).map_err(|_| Stays::InPart)
 }
 
 /// Whether the root of this process is not that of its mount namespace. Whoever moves into a namespace, the present one

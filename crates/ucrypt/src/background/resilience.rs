@@ -59,6 +59,9 @@ impl Resilience {
         match mounts::enter(paths.dir()) {
             Ok(()) => {}
             Err(Stays::ChangedRoot) => self.notes.push(format!("{what}: it runs in a chroot")),
+            Err(Stays::InPart) => {
+                self.notes.push("some of its threads keep its user's mounts".into());
+            }
             Err(Stays::Refused(error)) => {
                 self.note(what, "give it CAP_SYS_ADMIN", errno(&error));
             }

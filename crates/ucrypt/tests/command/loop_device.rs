@@ -14,7 +14,7 @@ use crate::image::{DATA, Image, Kind, LUKS1, LUKS2, LUKS2_512};
 use crate::load::{Disk, Load, volume_len};
 use crate::namespace::{OWN_DEV, script};
 use crate::process::{Ran, run, tool};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, UCRYPT};
 use crate::server::await_that;
 
 const LEN: u64 = 64 << 20;
@@ -333,6 +333,37 @@ fn the_server_sees_no_mounts_but_its_own() {
     let below = |place: &str| ["/dev", "/proc", "/sys"].iter().any(|dir| place.starts_with(dir));
     let others = places.iter().filter(|place| !below(place) && !["/", runtime].contains(place));
     assert_eq!(others.count(), 0, "{mounts}");
+    // One that stayed would keep all that the user has mounted.
+    let namespace = |task: &Path| fs::read_link(task.join("ns/mnt")).expect("a namespace");
+    let main = namespace(&Path::new("/proc").join(server.to_string()));
+    assert_ne!(main, namespace(Path::new("/proc/self")));
+    for thread in fs::read_dir(format!("/proc/{server}/task")).expect("threads") {
+        let thread = thread.expect("a thread").path();
+        let name = fs::read_to_string(thread.join("comm")).expect("a name");
+        assert_eq!(namespace(&thread), main, "{name}");
+    }
+    close(&scratch, &[]).passes();
+    nothing_is_left(&scratch);
+}
+
+/// Regression: threads of the server kept the namespace, and what was mounted in it. The last one, if the server was
+/// killed, had to store what lay on the server's own device, and never ended; nor did anybody's `sync`.
+#[test]
+fn a_mount_namespace_that_ends_takes_its_mount_of_the_device_with_it() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let text = "
+        PATH=$PATH:/usr/sbin:/sbin
+        XDG_RUNTIME_DIR=$PWD/run $1 open --as loop --key-file $2 $3 $4
+        mkfs.ext4 -q /dev/ucrypt/$4; mount /dev/ucrypt/$4 m; echo kept >m/file";
+    let [key, path] = [&image.key, &image.path].map(|file| file.display().to_string());
+    let mut own = script(&scratch, text, &[UCRYPT, &key, &path, &scratch.unique()]);
+    run(&mut own, b"").passes();
+    // The kernel unmounts a little after the last process has gone.
+    await_that("the device to be free", || close(&scratch, &[]).succeeded());
+    open(&scratch, &image, &[]).passes();
+    let read = script(&scratch, "mount $1 m; cat m/file", &[scratch.device()]).output();
+    assert_eq!(read.expect("a shell").stdout, b"kept\n");
     close(&scratch, &[]).passes();
     nothing_is_left(&scratch);
 }
@@ -367,7 +398,7 @@ fn what_is_missing_is_named_and_what_works_instead() {
         let scratch = Scratch::new();
         let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
         let text = format!("{OWN_DEV}\nnodes $1\nshift; exec \"$@\"");
-        let mut open = script(&scratch, &text, &[nodes, crate::scratch::UCRYPT, "open"]);
+        let mut open = script(&scratch, &text, &[nodes, UCRYPT, "open"]);
         open.env("XDG_RUNTIME_DIR", scratch.path("run")).args(image.with_key());
         let message = run(open.arg(scratch.unique()).args(["--as", served]), b"").refuses(4);
         assert!(message.contains(missing) && message.contains(remedy), "{message}");
