@@ -24,7 +24,7 @@ const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// How long threads may take until they run the handler.
 const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// The descriptor of the namespace.
 static NAMESPACE: AtomicI32 = AtomicI32::new(-1);

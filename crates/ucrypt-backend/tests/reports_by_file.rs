@@ -19,7 +19,8 @@ use ucrypt_backend::{Backend, Errno, FileBackend, Io, OpenOptions, Pool, Queue};
 const LEN: u64 = 1 << 20;
 const REQUEST_BYTES: usize = 1 << 17;
 
-/// The kernel's protocol (`include/uapi/linux/fuse.h`, version 7.31), as far as one regular file needs it.
+/// The kernel's protocol (`include/uapi/linux/fuse.h`, version 7.31), as far as one regular file needs it. A test of
+/// the backend does not depend on the export, which has its own.
 mod abi {
     pub(super) const FORGET: u32 = 2;
     pub(super) const GETATTR: u32 = 3;

@@ -438,15 +438,20 @@ fn headers_on_devices_with_sectors_of_4_kib_are_changed_as_cryptsetup_does_it() 
     }
 }
 
-/// cryptsetup holds this lock while it derives a key, too.
-#[test]
-fn a_change_on_a_device_waits_for_cryptsetups_so_that_no_key_is_lost() {
-    let scratch = Scratch::new();
+/// A device with a volume that `one` opens, and the file of cryptsetup's lock for it.
+fn device_with_lock(scratch: &Scratch) -> (Device, String) {
     let device = Device::new(&scratch.make("disk", 8 << 20));
     let format = ["luksFormat", "-q", "--luks2-keyslots-size", "3M", "--offset", "8192", &device.0];
     good(&run("cryptsetup", &[&format[..], CHEAP].concat(), b"one"));
     let number = fs::metadata(&device.0).unwrap().rdev();
-    let place = format!("/run/cryptsetup/L_{}:{}", major(number), minor(number));
+    (device, format!("/run/cryptsetup/L_{}:{}", major(number), minor(number)))
+}
+
+/// cryptsetup holds this lock while it derives a key, too.
+#[test]
+fn a_change_on_a_device_waits_for_cryptsetups_so_that_no_key_is_lost() {
+    let scratch = Scratch::new();
+    let (device, place) = device_with_lock(&scratch);
     let held = fs::File::options().create(true).truncate(false).write(true).open(place).unwrap();
     flock(&held, FlockOperation::LockExclusive).unwrap();
     for (action, input) in [("luksAddKey", &b"one\ntwo"[..]), ("luksChangeKey", b"one\nthree")] {
@@ -477,11 +482,7 @@ fn a_change_on_a_device_waits_for_cryptsetups_so_that_no_key_is_lost() {
 #[test]
 fn a_device_whose_lock_of_cryptsetup_cannot_be_taken_is_not_changed() {
     let scratch = Scratch::new();
-    let device = Device::new(&scratch.make("disk", 8 << 20));
-    let format = ["luksFormat", "-q", "--luks2-keyslots-size", "3M", "--offset", "8192", &device.0];
-    good(&run("cryptsetup", &[&format[..], CHEAP].concat(), b"one"));
-    let number = fs::metadata(&device.0).unwrap().rdev();
-    let place = format!("/run/cryptsetup/L_{}:{}", major(number), minor(number));
+    let (device, place) = device_with_lock(&scratch);
     let before = fs::read(&device.0).unwrap();
     // A directory in its place cannot be opened to be written. The mount is of this process alone.
     let script = "mount -t tmpfs -o mode=700 none /run/cryptsetup && mkdir $0 && exec \"$@\"";

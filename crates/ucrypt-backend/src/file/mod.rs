@@ -209,16 +209,14 @@ impl FileBackend {
     /// The reason and the remedy, if io_uring could not be used, or that there is no direct I/O; the
     /// caller reports it once.
     pub fn notice(&self) -> Option<String> {
-        match &self.method {
-            IoMethod::Threads(threads) if threads.reason().is_some() => {
-                threads.reason().map(str::to_owned)
-            }
-            _ if self.not_direct => Some(format!(
-                "{} has no direct I/O on its file system: the page cache is used",
-                self.name
-            )),
-            _ => None,
-        }
+        let no_ring = match &self.method {
+            IoMethod::Threads(threads) => threads.reason().map(str::to_owned),
+            IoMethod::Uring | IoMethod::AtOnce => None,
+        };
+        let cached = || {
+            format!("{} has no direct I/O on its file system: the page cache is used", self.name)
+        };
+        no_ring.or_else(|| self.not_direct.then(cached))
     }
 
     /// Whether the image was opened as [`OpenOptions::shared`] while another program may write to

@@ -58,7 +58,7 @@ impl MountPoint {
     /// Whether [`MountPoint::prepare`] could succeed now. Creates and removes nothing at `path`.
     pub(super) fn check(path: &Path) -> io::Result<()> {
         check_answers(path)?;
-        if is_dead_mount(path) || is_own_place_holder(path) || is_there(path)? {
+        if is_dead_mount(path) || is_own_placeholder(path) || is_there(path)? {
             return Ok(());
         }
         check_creatable(path)
@@ -159,7 +159,7 @@ pub fn is_served(path: &Path) -> bool {
     let in_dir = path.parent().and_then(|dir| fs::metadata(dir).ok());
     match fs::symlink_metadata(path) {
         // A mount has a number of its own.
-        Ok(found) => is_place_holder(&found) || in_dir.is_some_and(|dir| dir.dev() != found.dev()),
+        Ok(found) => is_placeholder(&found) || in_dir.is_some_and(|dir| dir.dev() != found.dev()),
         // The file of a killed server exists, but its metadata cannot be read.
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
@@ -171,7 +171,7 @@ pub fn remove_stale(path: &Path) {
     if is_dead_mount(path) {
         unmount_stale(path);
     }
-    if is_own_place_holder(path) {
+    if is_own_placeholder(path) {
         let _ = fs::remove_file(path);
     }
 }
@@ -183,12 +183,12 @@ fn is_dead_mount(path: &Path) -> bool {
     })
 }
 
-fn is_own_place_holder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| is_place_holder(&found))
+fn is_own_placeholder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| is_placeholder(&found))
 }
 
 /// Whether the file can only be a placeholder of this user's servers.
-fn is_place_holder(found: &Metadata) -> bool {
+fn is_placeholder(found: &Metadata) -> bool {
     let kind = found.file_type();
     let permissions = found.permissions().mode() & 0o7777;
     (kind.is_socket() || kind.is_file())
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_holder_cannot_be_opened_and_goes_away() {
+    fn a_placeholder_cannot_be_opened_and_goes_away() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let place = MountPoint::prepare(&path).unwrap();
@@ -226,7 +226,7 @@ mod tests {
         // What a killed server left is replaced.
         drop(MountPoint::prepare(&path).unwrap());
         MountPoint::check(&path).unwrap();
-        assert!(is_own_place_holder(&path));
+        assert!(is_own_placeholder(&path));
         fs::remove_file(&path).unwrap();
         fs::write(&path, "").unwrap();
         MountPoint::check(&path).unwrap();

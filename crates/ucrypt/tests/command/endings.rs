@@ -493,6 +493,16 @@ fn a_close_that_meets_the_end_of_an_orderly_server_does_not_say_that_it_was_kill
     }
 }
 
+/// Begins an action while the server `above` ends, whose last flush waits for its image, served by `holder`.
+fn meets_the_end(scratch: &Scratch, holder: Pid, above: Pid, words: &[&str]) -> Child {
+    stop(holder);
+    kill_process(above, Signal::TERM).expect("a signal");
+    await_that("the end to begin", || has_thread(above, "watchdog"));
+    let mut second = scratch.ucrypt(words);
+    let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    second.spawn().expect("started")
+}
+
 /// `detach` and `close --all` want a volume closed. Another who closes it just then has done their work.
 #[test]
 fn a_volume_that_is_closed_meanwhile_is_no_failure_of_who_wants_all_closed() {
@@ -507,13 +517,7 @@ fn a_volume_that_is_closed_meanwhile_is_no_failure_of_who_wants_all_closed() {
         let mut above = scratch.ucrypt(&["open", "--cipher", "none", "--as", "nbd"]);
         run(above.args([path.trim(), "above"]), b"").passes();
         let above = elsewhere.server_beside(&[holder]);
-        // The last flush waits for the image.
-        stop(holder);
-        kill_process(above, Signal::TERM).expect("a signal");
-        await_that("the end to begin", || has_thread(above, "watchdog"));
-        let mut second = scratch.ucrypt(words);
-        let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let second = second.spawn().expect("started");
+        let second = meets_the_end(&scratch, holder, above, words);
         // It needs a moment to get to the lock; without it the test proves less.
         std::thread::sleep(Duration::from_millis(500));
         kill_process(holder, Signal::CONT).expect("it goes on");
@@ -546,13 +550,7 @@ fn who_wants_a_volume_closed_that_ends_with_a_loss_hears_of_it_wherever_the_log_
         let mut client = NbdClient::connect(&scratch.runtime(".above.nbd")).expect("connected");
         client.write(0, &[1; 4096]).expect("written");
         drop(client);
-        // The last flush waits for the image.
-        stop(holder);
-        kill_process(above, Signal::TERM).expect("a signal");
-        await_that("the end to begin", || has_thread(above, "watchdog"));
-        let mut second = scratch.ucrypt(words);
-        let second = second.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let second = second.spawn().expect("started");
+        let second = meets_the_end(&scratch, holder, above, words);
         let socket = scratch.runtime(".above.sock").display().to_string();
         await_that("the second one to ask", || sockets_at(&socket) > 1);
         kill_process(holder, Signal::KILL).expect("killed");

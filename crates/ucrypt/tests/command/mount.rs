@@ -249,17 +249,19 @@ fn what_was_open_before_stays_open() {
     nothing_is_left(&scratch);
 }
 
-#[test]
-fn what_cannot_be_stored_is_not_unmounted_with_success() {
-    let scratch = Scratch::new();
-    scratch.file("passphrase", PASSPHRASE);
-    // The image has no room for what is written to it.
-    let text = "
+/// Opens a volume with a file system, whose image has no room for what is written to it.
+const ON_SMALL: &str = "
         mkdir small; mount -t tmpfs -o size=24m none small
         truncate -s 80M small/image
         ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
         ucrypt open --key-file passphrase --as loop small/image $name
-        mkfs.ext4 -q /dev/ucrypt/$name
+        mkfs.ext4 -q /dev/ucrypt/$name";
+
+#[test]
+fn what_cannot_be_stored_is_not_unmounted_with_success() {
+    let scratch = Scratch::new();
+    scratch.file("passphrase", PASSPHRASE);
+    let text = "
         ucrypt close $name
         ucrypt mount --key-file passphrase --name $name small/image m
         head -c 30000000 /dev/urandom >m/data
@@ -269,7 +271,7 @@ fn what_cannot_be_stored_is_not_unmounted_with_success() {
         mount -o remount,size=100m small
         refused 4 'closed, but [1-9][0-9]* requests had failed' ucrypt umount m
         ! mountpoint -q m && ! ucrypt status $name";
-    run(&mut root_script(&scratch, text), b"").passes();
+    run(&mut root_script(&scratch, &[ON_SMALL, text].concat()), b"").passes();
 }
 
 #[test]
@@ -278,11 +280,6 @@ fn what_a_volume_that_closes_with_its_last_user_could_not_store_is_told() {
     scratch.file("passphrase", PASSPHRASE);
     // As above, but `close --deferred` has taken the name away.
     let text = "
-        mkdir small; mount -t tmpfs -o size=24m none small
-        truncate -s 80M small/image
-        ucrypt luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file passphrase small/image
-        ucrypt open --key-file passphrase --as loop small/image $name
-        mkfs.ext4 -q /dev/ucrypt/$name
         mount /dev/ucrypt/$name m
         head -c 30000000 /dev/urandom >m/data
         ucrypt close --deferred $name
@@ -291,7 +288,7 @@ fn what_a_volume_that_closes_with_its_last_user_could_not_store_is_told() {
         mount -o remount,size=100m small
         refused 4 'unmounted, but [1-9][0-9]* requests had failed' ucrypt umount m
         while ucrypt status $name; do sleep 0.05; done";
-    run(&mut root_script(&scratch, text), b"").passes();
+    run(&mut root_script(&scratch, &[ON_SMALL, text].concat()), b"").passes();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::load::Load;
 use crate::namespace::script;
 use crate::nbd_client::NbdClient;
 use crate::process::run;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, Server};
 
 fn acknowledged_writes_survive(kind: Kind, on: On, seed: u64) {
@@ -74,35 +74,30 @@ fn a_server_whose_file_is_unmounted_by_others_ends() {
     assert_eq!(read, b"kept");
 }
 
-#[test]
-fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
+/// A server that was started with a signal ignored serves on when it comes.
+fn outlives(ignored: &str) {
     let scratch = Scratch::new();
     let text = "
-        env --ignore-signal=HUP $1 serve --backend mem:1M --nbd unix:$PWD/socket >said &
+        env --ignore-signal=$2 $1 serve --backend mem:1M --nbd unix:$PWD/socket >said &
         until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
-        kill -HUP $!
+        kill -$2 $!
         sleep 0.3
         nbdinfo --size \"nbd+unix:///?socket=$PWD/socket\" >size
         kill -TERM $!
         wait $!";
-    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
+    run(&mut script(&scratch, text, &[UCRYPT, ignored]), b"").passes();
     assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
+}
+
+#[test]
+fn a_server_that_was_started_by_nohup_outlives_its_terminal() {
+    outlives("HUP");
 }
 
 /// A shell without job control has what it starts in the background ignore SIGINT.
 #[test]
 fn a_server_that_was_started_with_sigint_ignored_outlives_the_interrupt_of_others() {
-    let scratch = Scratch::new();
-    let text = "
-        env --ignore-signal=INT $1 serve --backend mem:1M --nbd unix:$PWD/socket >said &
-        until grep -q nbd+unix said; do kill -0 $!; sleep 0.02; done
-        kill -INT $!
-        sleep 0.3
-        nbdinfo --size \"nbd+unix:///?socket=$PWD/socket\" >size
-        kill -TERM $!
-        wait $!";
-    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
-    assert_eq!(fs::read_to_string(scratch.path("size")).expect("written"), "1048576\n");
+    outlives("INT");
 }
 
 /// The soft limit is of the shell that has started the server; its clients know nothing of it.
@@ -136,7 +131,7 @@ fn a_limit_of_processor_time_ends_no_server_or_ends_it_in_order() {
         grep '^Max cpu time 20 40' limits
         kill -TERM $!
         wait $!";
-    run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").passes();
+    run(&mut script(&scratch, text, &[UCRYPT]), b"").passes();
 }
 
 /// The program of a container is the first process of its namespace, which the kernel spares signals that it does not
@@ -186,7 +181,7 @@ fn a_signal_ends_the_first_process_of_a_container_before_it_serves_and_while_it_
         { status=0; unshare --pid --fork $1 read --key-file $3 $2 || status=$?; echo $status >status; } | head -c 1 >first
         [ \"$(cat status)\" = 141 ]";
     let [path, key] = [&image.path, &image.key].map(|path| path.to_str().expect("text"));
-    let arguments = [crate::scratch::UCRYPT, path, key];
+    let arguments = [UCRYPT, path, key];
     run(&mut script(&scratch, text, &arguments), b"").passes();
 }
 
@@ -204,7 +199,7 @@ fn a_limit_on_the_size_of_files_is_an_error_of_a_write_and_not_the_end_of_the_se
         qemu-io -f raw -c 'write -P 7 1M 64k' -c 'read -P 7 1M 64k' \"$uri\"
         kill -TERM $!
         wait $! || :";
-    let ran = run(&mut script(&scratch, text, &[crate::scratch::UCRYPT]), b"").exits(0);
+    let ran = run(&mut script(&scratch, text, &[UCRYPT]), b"").exits(0);
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(said.contains("read 65536/65536"), "{said} {}", ran.stderr);
 }
