@@ -16,6 +16,7 @@ mod container;
 mod crash;
 mod cryptsetup_to_ucrypt;
 mod csi;
+mod dashboard;
 mod demo;
 mod doctor;
 mod endings;

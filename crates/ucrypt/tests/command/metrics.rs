@@ -72,6 +72,11 @@ impl Page {
         Self(values)
     }
 
+    /// Names with labels, such as `ucrypt_bytes_total{volume="work",direction="read"}`.
+    pub(crate) fn series(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// A metric's values with all these labels.
     #[track_caller]
     fn values(&self, name: &str, labels: &[&str]) -> Vec<&str> {
@@ -223,58 +228,6 @@ fn over_tcp_metrics_are_for_this_machine_unless_others_are_asked_for() {
     assert!(answer.contains("ucrypt_requests_total"), "{answer}");
     assert!(ask(connect(), "GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     run(&mut scratch.ucrypt(&["close", "work"]), b"").passes();
-}
-
-#[test]
-fn the_dashboard_names_only_metrics_that_exist() {
-    let scratch = Scratch::new();
-    let metrics = scratch.path("metrics");
-    let place = format!("unix:{}", metrics.display());
-    let server = Server::start(&scratch, On::Nbd, &["--backend", "mem:1M", "--metrics", &place]);
-    let page = page(&metrics);
-    let there: Vec<_> = page.0.keys().filter_map(|series| series.split('{').next()).collect();
-    let dashboard: Value =
-        serde_json::from_str(include_str!("../../../../contrib/grafana-dashboard.json"))
-            .expect("JSON");
-    let mut expressions = Vec::new();
-    collect(&dashboard, &mut expressions);
-    assert!(expressions.len() >= 10, "{expressions:?}");
-    let (mut asked, mut labels) = (Vec::new(), Vec::new());
-    for expression in &expressions {
-        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        asked.extend(words.filter(|word| word.starts_with("ucrypt_")).map(str::to_owned));
-        // Labels that are compared or grouped by.
-        for part in expression.split(['{', ',', '(']).filter(|part| part.contains('=')) {
-            labels.extend(
-                part.split('=').next().map(|it| it.trim_end_matches('!').trim().to_owned()),
-            );
-        }
-    }
-    assert!(asked.len() >= 10, "{asked:?}");
-    for name in &asked {
-        assert!(there.contains(&name.as_str()), "the dashboard asks for {name}");
-    }
-    for label in labels.iter().filter(|label| !label.is_empty()) {
-        let is_known = page.0.keys().any(|series| series.contains(&format!("{label}=\"")));
-        assert!(is_known, "the dashboard asks for the label {label}");
-    }
-    server.terminate();
-}
-
-/// The expressions of a dashboard's panels and variables.
-fn collect(of: &Value, expressions: &mut Vec<String>) {
-    match of {
-        Value::Object(members) => {
-            for (name, value) in members {
-                match (name.as_str(), value) {
-                    ("expr" | "query", Value::String(text)) => expressions.push(text.clone()),
-                    _ => collect(value, expressions),
-                }
-            }
-        }
-        Value::Array(all) => all.iter().for_each(|one| collect(one, expressions)),
-        _ => {}
-    }
 }
 
 #[test]
