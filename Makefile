@@ -5,14 +5,15 @@ PREFIX ?= /usr/local
 # Where users do not look for mkfs.ext4 and cryptsetup.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help build install deb try-deb walks static reproducible sbom container cross portable demo lab-quick python \
-    test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
+.PHONY: help build install deb try-deb try-metrics walks static reproducible sbom container cross portable demo lab-quick \
+    python test flaky soak fuzz book bench bench-ciphers bench-engine bench-dispatch lint
 
 help:
 	@echo "make demo    build, then make, serve, check and measure an encrypted volume"
 	@echo "make install command, man pages, completions below PREFIX=/usr/local; DESTDIR= for packagers"
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
+	@echo "make try-metrics   ask a Prometheus all that the dashboard and the alerts ask (as root)"
 	@echo "make walks   from an empty Debian 12 to a volume: as root with a reboot, as a user, in a container (as root)"
 	@echo "make static  a binary for any Linux on x86-64, with its licences, in target/static"
 	@echo "make reproducible   build the static binary twice, in two folders, and compare"
@@ -48,6 +49,10 @@ deb: build sbom
 try-deb: deb
 	scripts/setup walks
 	scripts/try-deb "$$(cat target/deb/path)"
+
+try-metrics: build
+	scripts/setup metrics
+	scripts/try-metrics target/release/ucrypt
 
 STATIC = x86_64-unknown-linux-musl
 
