@@ -212,6 +212,9 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("docs/containers.md", "serve --key-file /data/key", PODMAN),
     ("docs/containers.md", "nbdcopy data", PODMAN),
     ("docs/containers.md", "podman stop", PODMAN),
+    ("docs/containers.md", "install -", TRIED),
+    ("docs/containers.md", "podman kube play", TRIED),
+    ("docs/containers.md", "podman pod stop", TRIED),
     ("docs/install.md", "xargs -d '\\n' -a /usr/local", INSTALLED),
     (
         "docs/install.md",
@@ -227,6 +230,9 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("docs/vhost-user.md", "-object memory-backend-memfd", MACHINE),
     ("docs/vhost-user.md", "-chardev socket", MACHINE),
     ("docs/vhost-user.md", "-device vhost-user-blk-pci", MACHINE),
+    ("docs/vhost-user.md", "until grep", TRIED),
+    ("docs/vhost-user.md", "chgrp kvm", TRIED),
+    ("docs/vhost-user.md", "virsh create", TRIED),
     ("README.md", "make install", INSTALLED),
     ("README.md", "make deb", "scripts/try-deb"),
     ("README.md", "make static", "scripts/try-static"),
@@ -239,6 +245,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 
 const UNITS: &str = "needs systemd as process 1; the_socket_of_a_unit_is_served has its protocol";
 const PODMAN: &str = "needs Podman and the image of make container: scripts/try-container";
+const TRIED: &str = "needs libvirt or pods: tried by hand, docs/reports/2026-11-28-trials.md";
 const INSTALLED: &str = "installed::what_is_installed_is_listed_and_goes_with_its_list";
 const GUEST: &str = "needs the kernel's ublk; tests/guest";
 const MACHINE: &str = "needs a virtual machine; tests/virtual_machine";
