@@ -7,6 +7,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
 use rustix::mount::{FsOpenFlags, fsopen};
@@ -14,11 +15,14 @@ use ucrypt_export::loop_device::LoopError;
 use ucrypt_export::ublk::UblkError;
 
 use crate::failure::Failure;
-use crate::user;
+use crate::{programs, user};
 
 const FUSE: &str = "/dev/fuse";
 const LOOP: &str = "/dev/loop-control";
 const UBLK: &str = "/dev/ublk-control";
+
+/// The capability's bit in a set of `/proc/self/status`.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// The exports, most like a disk first.
 const WAYS: [(&str, Check); 4] =
@@ -108,24 +112,7 @@ fn has_fuse() -> Result<(), Lacking> {
         Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, "give this user access to it"),
         _ => Lacking::missing("this system has no FUSE (/dev/fuse is missing): modprobe fuse"),
     })?;
-    if may_mount() {
-        return Ok(());
-    }
-    if has_helper() {
-        // It mounts without the list of mounts, and then refuses to unmount.
-        return if Path::new("/etc/mtab").exists() {
-            Ok(())
-        } else {
-            Err(Lacking::missing(
-                "fusermount3 cannot unmount a file here, because /etc/mtab is missing: as root, \
-                 ln -s ../proc/self/mounts /etc/mtab",
-            ))
-        };
-    }
-    Err(Lacking::denied(
-        "no right to mount a file: this needs CAP_SYS_ADMIN, or the setuid program fusermount3 \
-         where such programs may act: apt-get install fuse3",
-    ))
+    if may_mount() { Ok(()) } else { has_helper() }
 }
 
 /// Checks for the loop driver, and for the right to mount the file that it uses.
@@ -197,22 +184,62 @@ pub(crate) fn may_mount() -> bool {
     fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
-/// Whether `fusermount3` can act as root here and gains rights by that: it is setuid, its owner is
-/// a root that this user namespace knows, and this process may start programs with more rights than
-/// its own.
-fn has_helper() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return false;
+/// Checks whether `fusermount3` can mount for this user: it is setuid, its owner is a root that this user
+/// namespace knows, and this process may start programs with more rights than its own; the capabilities that they
+/// get include the right to mount; and the user has a name, without which `fusermount3` does nothing.
+fn has_helper() -> Result<(), Lacking> {
+    if user::is_root() {
+        return Err(Lacking::denied("no right to mount a file: this needs CAP_SYS_ADMIN"));
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut paths = std::env::split_paths(&path).map(|dir| dir.join("fusermount3"));
-    let acts = |program: &Path| {
-        fs::metadata(program)
-            .is_ok_and(|it| it.is_file() && it.uid() == 0 && it.permissions().mode() & 0o4000 != 0)
+    let setuid = |program: &Path| {
+        fs::metadata(program).is_ok_and(|it| it.uid() == 0 && it.permissions().mode() & 0o4000 != 0)
     };
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let bound = status
-        .lines()
-        .any(|line| line.strip_prefix("NoNewPrivs:").is_some_and(|value| value.trim() == "1"));
-    paths.find(|program| program.is_file()).is_some_and(|program| acts(&program)) && !bound
+    let is_bound = status_field(&status, "NoNewPrivs") == Some("1");
+    if is_bound || !programs::find("fusermount3").is_some_and(|program| setuid(&program)) {
+        return Err(Lacking::denied(
+            "no right to mount a file: this needs CAP_SYS_ADMIN, or the setuid program fusermount3 \
+             where such programs may act: apt-get install fuse3",
+        ));
+    }
+    let bounding =
+        status_field(&status, "CapBnd").and_then(|set| u64::from_str_radix(set, 16).ok());
+    if bounding.is_some_and(|set| set & CAP_SYS_ADMIN == 0) {
+        return Err(Lacking::denied(
+            "fusermount3 has no right to mount a file here: give this container CAP_SYS_ADMIN",
+        ));
+    }
+    if !has_name() {
+        return Err(Lacking::denied(format!(
+            "fusermount3 mounts only for users with a name, and user {} has none here: add it to /etc/passwd",
+            rustix::process::geteuid().as_raw()
+        )));
+    }
+    // It mounts without the list of mounts, and then refuses to unmount.
+    if !Path::new("/etc/mtab").exists() {
+        return Err(Lacking::missing(
+            "fusermount3 cannot unmount a file here, because /etc/mtab is missing: as root, \
+             ln -s ../proc/self/mounts /etc/mtab",
+        ));
+    }
+    Ok(())
+}
+
+/// The field of `/proc/self/status`.
+fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    status.lines().find_map(value).map(str::trim)
+}
+
+/// Whether this user has a name: in `/etc/passwd`, or where else the system looks, which id(1) knows.
+fn has_name() -> bool {
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    if users.lines().any(|line| line.split(':').nth(2) == Some(&user)) {
+        return true;
+    }
+    let asked = programs::find("id").map(|id| {
+        Command::new(id).args(["-un", &user]).stdout(Stdio::null()).stderr(Stdio::null()).status()
+    });
+    matches!(asked, Some(Ok(status)) if status.success())
 }

@@ -63,12 +63,13 @@ const CONTAINERS: &[Part] = &[
             ),
             (
                 "FUSE file",
-                "--device /dev/fuse --cap-add SYS_ADMIN. The file is seen in this container only.",
+                "--device /dev/fuse --cap-add SYS_ADMIN. The file is seen in this container only, unless its directory \
+                 is on a volume that is shared (rshared).",
             ),
             (
                 "loop device",
-                "/dev/loop-control, the nodes of free loop devices, /dev/fuse and CAP_SYS_ADMIN; in practice \
-                 --privileged. The device belongs to the machine and outlives the container, unless the \
+                "/dev/loop-control, the nodes of free loop devices, /dev/fuse and CAP_SYS_ADMIN; docs/containers.md \
+                 has the options. The device belongs to the machine and outlives the container, unless the \
                  container runs ucrypt close.",
             ),
             (
@@ -81,7 +82,7 @@ const CONTAINERS: &[Part] = &[
     Part {
         heading: "SECCOMP",
         paragraphs: &[
-            "The default profiles of Docker and Podman forbid io_uring. Requests then go through threads, which \
+            "Podman's default profile forbids io_uring, and so does that of Docker since version 25. Requests then go through threads, which \
              is slower, and ublk is not there. A profile that also permits io_uring_setup, io_uring_enter and \
              io_uring_register is enough; docs/containers.md in /usr/share/doc/ucrypt has a command that makes one.",
         ],

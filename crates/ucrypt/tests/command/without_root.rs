@@ -61,6 +61,41 @@ fn a_user_is_refused_a_loop_device_and_told_the_next_best() {
     assert!(message.contains(next), "{message}");
 }
 
+/// `fusermount3` is there for these, and can do nothing.
+#[test]
+fn a_user_whom_the_helper_cannot_serve_has_a_socket() {
+    const WITHOUT_NAME: &str = "1234567";
+    tool("fusermount3", "fuse3");
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    let program = scratch.program("ucrypt", UCRYPT);
+    fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("set");
+    for path in [&image.path, &image.key] {
+        fs::set_permissions(path, Permissions::from_mode(0o666)).expect("set");
+    }
+    for (user, limits, why) in [
+        (WITHOUT_NAME, "--bounding-set=+all", "users with a name"),
+        ("65534", "--bounding-set=-sys_admin", "CAP_SYS_ADMIN"),
+    ] {
+        let runtime = scratch.path(&format!("run-{user}"));
+        fs::create_dir(&runtime).expect("a directory");
+        chown(&runtime, Some(user.parse().expect("a number")), None).expect("given away");
+        let action = |words: &[&str]| {
+            let mut command = limited("setpriv");
+            command.args([&format!("--reuid={user}"), "--regid=65534", "--clear-groups", limits]);
+            command.env("XDG_RUNTIME_DIR", &runtime).arg(&program).args(words);
+            command
+        };
+        let message = run(action(&["open", "--as", "fuse"]).args(image.with_key()).arg("v"), b"");
+        let message = message.refuses(2);
+        assert!(message.contains(why) && message.contains("--as nbd"), "{message}");
+        let opened = run(action(&["open"]).args(image.with_key()).arg("v"), b"").passes();
+        let opened = String::from_utf8_lossy(&opened).into_owned();
+        run(&mut action(&["close", "v"]), b"").passes();
+        assert!(opened.starts_with("nbd+unix://"), "{opened}");
+    }
+}
+
 #[test]
 fn a_user_who_may_only_read_the_detached_header_writes_to_the_volume() {
     let scratch = Scratch::new();
