@@ -14,7 +14,7 @@ help:
 	@echo "make deb     the same as a Debian package in target/deb"
 	@echo "make try-deb install and use it in a fresh Debian 12 (as root)"
 	@echo "make try-metrics   ask a Prometheus all that the dashboard and the alerts ask (as root)"
-	@echo "make walks   from an empty Debian 12 to a volume: as root with a reboot, as a user, in a container (as root)"
+	@echo "make walks   from an empty Debian 12 to a volume: as root with reboots, as a user, in a container (as root)"
 	@echo "make static  a binary for any Linux on x86-64, with its licences, in target/static"
 	@echo "make reproducible   build the static binary twice, in two folders, and compare"
 	@echo "make sbom    licences and parts of the command, in target/sbom"
@@ -60,6 +60,9 @@ walks: deb
 	scripts/setup walks
 	for walk in root user container; do \
 	    tests/walks/$$walk "$$(cat target/deb/path)" || exit 1; \
+	done
+	for init in sysvinit openrc; do \
+	    tests/walks/root "$$(cat target/deb/path)" $$init || exit 1; \
 	done
 
 static: sbom
