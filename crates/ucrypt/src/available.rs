@@ -97,6 +97,22 @@ impl Lacking {
         Self::denied(format!("no permission to use {device}: {remedy}"))
     }
 
+    /// The device's node is missing: the kernel has no such driver, or a container was not given the node.
+    fn without_node(device: &str, what: &str, module: &str) -> Self {
+        let drivers = fs::read_to_string("/proc/misc").unwrap_or_default();
+        let has_driver = drivers
+            .lines()
+            .any(|line| line.split_whitespace().nth(1) == device.strip_prefix("/dev/"));
+        Self::missing(&if has_driver {
+            format!(
+                "{device} is missing, but the kernel has {what}: allow this container to use it \
+                 (--device {device})"
+            )
+        } else {
+            format!("this system has no {what} ({device} is missing): modprobe {module}")
+        })
+    }
+
     /// The failure to serve as `wanted`. Its message suggests the next export that is available.
     fn failure(self, wanted: &str) -> Failure {
         let after = WAYS.iter().skip_while(|(name, _)| *name != wanted).skip(1);
@@ -110,7 +126,7 @@ impl Lacking {
 fn has_fuse() -> Result<(), Lacking> {
     openable(FUSE).map_err(|error| match error {
         Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, "give this user access to it"),
-        _ => Lacking::missing("this system has no FUSE (/dev/fuse is missing): modprobe fuse"),
+        _ => Lacking::without_node(FUSE, "FUSE", "fuse"),
     })?;
     if may_mount() { Ok(()) } else { has_helper() }
 }
@@ -119,18 +135,14 @@ fn has_fuse() -> Result<(), Lacking> {
 fn has_loop() -> Result<(), Lacking> {
     openable(LOOP).map_err(|error| match error {
         Errno::ACCESS | Errno::PERM => Lacking::forbidden(LOOP, "run as root"),
-        _ => Lacking::missing(
-            "this system has no loop devices (/dev/loop-control is missing): modprobe loop",
-        ),
+        _ => Lacking::without_node(LOOP, "loop devices", "loop"),
     })?;
     match openable(FUSE) {
         Ok(()) if may_mount() => has_free_loop(),
         Ok(()) | Err(Errno::ACCESS | Errno::PERM) => Err(Lacking::denied(
             "no right to mount a file for the loop driver: this needs CAP_SYS_ADMIN and /dev/fuse",
         )),
-        Err(_) => Err(Lacking::missing(
-            "this system has no FUSE, on which loop devices stand (/dev/fuse is missing): modprobe fuse",
-        )),
+        Err(_) => Err(Lacking::without_node(FUSE, "FUSE, on which loop devices stand", "fuse")),
     }
 }
 
@@ -188,8 +200,16 @@ pub(crate) fn may_mount() -> bool {
 /// namespace knows, and this process may start programs with more rights than its own; the capabilities that they
 /// get include the right to mount; and the user has a name, without which `fusermount3` does nothing.
 fn has_helper() -> Result<(), Lacking> {
-    if user::is_root() {
-        return Err(Lacking::denied("no right to mount a file: this needs CAP_SYS_ADMIN"));
+    // It gains no rights by being setuid where it is root already, also as root of a user namespace.
+    if rustix::process::geteuid().is_root() {
+        let remedy = if user::is_root() {
+            ""
+        } else {
+            " and a mount namespace of its own (unshare --mount)"
+        };
+        return Err(Lacking::denied(format!(
+            "no right to mount a file: this needs CAP_SYS_ADMIN{remedy}"
+        )));
     }
     let setuid = |program: &Path| {
         fs::metadata(program).is_ok_and(|it| it.uid() == 0 && it.permissions().mode() & 0o4000 != 0)

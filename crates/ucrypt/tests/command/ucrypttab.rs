@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::image::{DATA, Image, LUKS2};
 use crate::nbd_client::NbdClient;
 use crate::process::{python, run};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, UCRYPT};
 use crate::server::{On, Server};
 
 /// How long a service may take for anything.
@@ -304,7 +304,7 @@ fn the_socket_of_a_unit_is_served() {
     let mut probe = python("", "socket", "python3");
     run(&mut probe, b"").passes();
     let mut command = Command::new("/usr/bin/python3");
-    command.args(["-c", start]).arg(&socket).arg(crate::scratch::UCRYPT);
+    command.args(["-c", start]).arg(&socket).arg(UCRYPT);
     command.args(["serve", "--nbd", "systemd", "--key-file"]).arg(&image.key).arg(&image.path);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut server = Service {
@@ -448,7 +448,7 @@ fn without_the_systems_table_there_is_nothing_to_attach_or_to_detach() {
         $1 attach --all; $1 detach --all
         status=0; $1 attach one 2>said || status=$?
         [ $status = 4 ]; grep -q 'cannot read /etc/ucrypttab' said";
-    let mut shell = crate::namespace::script(&scratch, text, &[crate::scratch::UCRYPT]);
+    let mut shell = crate::namespace::script(&scratch, text, &[UCRYPT]);
     let ran = run(shell.env("XDG_RUNTIME_DIR", scratch.path("run")), b"");
     assert_eq!(ran.stderr, "");
     ran.passes();
@@ -525,9 +525,8 @@ fn a_service_is_not_ready_without_the_device_that_its_line_promises() {
         "for node in loop-control ublk-control; do
              [ ! -e /dev/$node ] || mount --bind /dev/null /dev/$node
          done
-         code=0; {} attach --foreground --ucrypttab table one 2>said || code=$?
-         cat said >&2; [ $code = 4 ]; grep -q 'no device can be had' said",
-        crate::scratch::UCRYPT
+         code=0; {UCRYPT} attach --foreground --ucrypttab table one 2>said || code=$?
+         cat said >&2; [ $code = 4 ]; grep -q 'no device can be had' said"
     );
     let mut attach = crate::namespace::script(&scratch, &text, &[] as &[&str]);
     run(attach.env("XDG_RUNTIME_DIR", scratch.path("run")), b"").passes();
@@ -574,4 +573,26 @@ umount /a'
         [ \"$(grep ^umount said)\" = \"$expected\" ]";
     let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/init");
     run(&mut crate::namespace::script(&scratch, text, &[init]), b"").passes();
+}
+
+#[test]
+fn the_init_script_tells_by_its_status_whether_the_volumes_are_open() {
+    let scratch = Scratch::new();
+    let text = "
+        mkdir bin; export PATH=$PWD/bin:$PATH; init=$1/ucrypt.sysv
+        printf \"#!/bin/sh\\nexec $2 \\\"\\$@\\\" --ucrypttab table\\n\" >bin/ucrypt; chmod 755 bin/ucrypt
+        code() { code=0; sh $init status >said 2>&1 || code=$?; }
+        status() {
+            printf \"$2\" >table; code
+            [ $code = $1 ] || { echo \"$code for $2\"; cat said; exit 1; }
+        }
+        status 3 'one /srv/one.img none luks\\n'
+        status 3 'two /srv/two.img none luks,noauto\\none /srv/one.img none luks\\n'
+        status 3 'one /srv/one.img none luks\\ntwo /srv/two.img none luks,noauto\\n'
+        status 0 'two /srv/two.img none luks,noauto\\n'
+        status 0 ''
+        status 4 'one\\n'
+        rm table; code; [ $code = 4 ]";
+    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/init");
+    run(&mut crate::namespace::script(&scratch, text, &[init, UCRYPT.into()]), b"").passes();
 }
