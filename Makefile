@@ -31,7 +31,7 @@ help:
 	@echo "make bench   measure against QEMU and nbdkit (minutes, on tmpfs)"
 	@echo "make bench-ciphers   measure the ciphers against AWS-LC, OpenSSL and the core's limit"
 	@echo "make bench-engine   the engine in process: what it adds to the cipher, and to a disk"
-	@echo "make bench-dispatch   adaptive against every static policy: in virtual time, and on these cores"
+	@echo "make bench-dispatch   adaptive against every fixed policy: in virtual time, and on these cores"
 	@echo "make lint    format, clippy and documentation, warnings as errors"
 
 build:

@@ -35,7 +35,7 @@ fn arguments(mut words: impl Iterator<Item = String>) -> Result<Arguments, Strin
 
 /// Adaptive and the fixed policies, with their names.
 fn all(comparison: &Comparison) -> impl Iterator<Item = (&'static str, &Report)> {
-    let fixed = comparison.statics.iter().map(|(policy, report)| (policy.name(), report));
+    let fixed = comparison.fixed.iter().map(|(policy, report)| (policy.name(), report));
     std::iter::once(("adaptive", &comparison.adaptive)).chain(fixed)
 }
 
@@ -117,17 +117,17 @@ fn print_summary(results: &[Comparison]) {
         "\n{:17} {:>6} {:>6} {:>6} {:>6} {:>6}",
         "adaptive over", "mean", "least", "most", ">1.02", "<0.98"
     );
-    let policies = results.first().map_or(0, |comparison| comparison.statics.len());
+    let policies = results.first().map_or(0, |comparison| comparison.fixed.len());
     for index in 0..policies {
         let of =
-            |comparison: &Comparison| comparison.adaptive.mb_s / comparison.statics[index].1.mb_s;
+            |comparison: &Comparison| comparison.adaptive.mb_s / comparison.fixed[index].1.mb_s;
         let mut ahead: Vec<f64> = results.iter().map(of).collect();
         ahead.sort_by(f64::total_cmp);
         let mean = ahead.iter().map(|ahead| ahead.ln()).sum::<f64>() / ahead.len() as f64;
         let count = |is: &dyn Fn(f64) -> bool| ahead.iter().filter(|ahead| is(**ahead)).count();
         println!(
             "{:17} {:6.3} {:6.3} {:6.3} {:6} {:6}",
-            results[0].statics[index].0.name(),
+            results[0].fixed[index].0.name(),
             mean.exp(),
             ahead[0],
             ahead[ahead.len() - 1],

@@ -4,7 +4,7 @@
 //!
 //! Next to each cell stands the simulator's result, with the costs of the engine over a device
 //! model and this machine's cipher speed. A cell falls short when adaptive reaches less than 0.95
-//! of the best static policy's throughput; it disagrees when a policy's real throughput differs
+//! of the best fixed policy's throughput; it disagrees when a policy's real throughput differs
 //! from its virtual one by more than 15 %.
 
 use std::io;
@@ -17,7 +17,7 @@ use ucrypt_lab::options;
 use ucrypt_lab::real::{Bench, DISK_BYTES, Sample};
 use ucrypt_lab::world::Costs;
 
-/// Minimum throughput relative to the best static policy.
+/// Minimum throughput relative to the best fixed policy.
 const SPEED_MIN: f64 = 0.95;
 
 /// Minimum length of a run, in times that the requests in flight take: in the first half, which is
@@ -100,9 +100,9 @@ fn measure(bench: &Bench, cell: &Cell<'_>, arguments: &Arguments) -> io::Result<
 
 /// A cell's line, whether it falls short, and whether it disagrees.
 fn judge(cell: &Cell<'_>, reached: &[Reached]) -> (String, bool, bool) {
-    let (adaptive, statics) = reached.split_first().expect("adaptive is the first of all");
-    let best = statics.iter().max_by(|a, b| a.real.mb_s.total_cmp(&b.real.mb_s));
-    let best = best.expect("there are static policies");
+    let (adaptive, fixed) = reached.split_first().expect("adaptive is the first of all");
+    let best = fixed.iter().max_by(|a, b| a.real.mb_s.total_cmp(&b.real.mb_s));
+    let best = best.expect("there are fixed policies");
     let off = |of: &&Reached| (of.agreement().ln()).abs();
     let worst = reached.iter().max_by(|a, b| off(a).total_cmp(&off(b))).expect("there are some");
     let speed = adaptive.real.mb_s / best.real.mb_s;

@@ -1,7 +1,7 @@
-//! Every static policy against `adaptive`, in every cell of a grid of machines, disks and jobs.
+//! Every fixed policy against `adaptive`, in every cell of a grid of machines, disks and jobs.
 //!
 //! A cell falls short when adaptive reaches less than [`SPEED_MIN`] of the throughput of the cell's
-//! best static policy, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
+//! best fixed policy, or when the 99th percentile of its latency is more than [`TAIL_MAX`] times
 //! that policy's. Cells are judged one by one; nothing is averaged over them.
 
 use ucrypt_backend::model::Profile;
@@ -11,10 +11,10 @@ use crate::experiment::{AES_NI, Experiment};
 use crate::world::Costs;
 use crate::{Job, Pattern, Report};
 
-/// Minimum throughput relative to the best static policy.
+/// Minimum throughput relative to the best fixed policy.
 pub const SPEED_MIN: f64 = 0.97;
 
-/// Maximum p99 latency relative to the best static policy.
+/// Maximum p99 latency relative to the best fixed policy.
 pub const TAIL_MAX: f64 = 1.1;
 
 /// The axes of the grid.
@@ -152,8 +152,8 @@ impl Cell<'_> {
             assert_eq!(report.failed, 0, "{self:?} {policy}");
             (policy, report)
         };
-        let statics = PolicyKind::ALL.into_iter().filter(|&policy| policy != PolicyKind::Adaptive);
-        Comparison { adaptive: run(PolicyKind::Adaptive).1, statics: statics.map(run).collect() }
+        let fixed = PolicyKind::ALL.into_iter().filter(|&policy| policy != PolicyKind::Adaptive);
+        Comparison { adaptive: run(PolicyKind::Adaptive).1, fixed: fixed.map(run).collect() }
     }
 }
 
@@ -163,25 +163,25 @@ pub struct Comparison {
     /// The report of `adaptive`.
     pub adaptive: Report,
     /// The reports of all other policies.
-    pub statics: Vec<(PolicyKind, Report)>,
+    pub fixed: Vec<(PolicyKind, Report)>,
 }
 
 impl Comparison {
-    /// The static policy with the largest throughput.
+    /// The fixed policy with the largest throughput.
     ///
     /// # Panics
     /// If there is none.
     pub fn best(&self) -> &(PolicyKind, Report) {
-        let best = self.statics.iter().max_by(|(_, a), (_, b)| a.mb_s.total_cmp(&b.mb_s));
-        best.expect("a static policy")
+        let best = self.fixed.iter().max_by(|(_, a), (_, b)| a.mb_s.total_cmp(&b.mb_s));
+        best.expect("a fixed policy")
     }
 
-    /// Adaptive's throughput relative to the best static policy.
+    /// Adaptive's throughput relative to the best fixed policy.
     pub fn speed(&self) -> f64 {
         self.adaptive.mb_s / self.best().1.mb_s
     }
 
-    /// Adaptive's p99 latency relative to the best static policy, of the direction where the ratio
+    /// Adaptive's p99 latency relative to the best fixed policy, of the direction where the ratio
     /// is worse.
     pub fn tail(&self) -> f64 {
         let ratio = |ours: u64, best: u64| ours as f64 / best.max(1) as f64;
@@ -208,7 +208,7 @@ mod tests {
         let same = |cell: &Cell<'_>| cells.iter().filter(|&other| other == cell).count();
         assert!(cells.iter().step_by(37).all(|cell| same(cell) == 1));
         let comparison = cells[0].compare();
-        assert_eq!(comparison.statics.len(), PolicyKind::ALL.len() - 1);
+        assert_eq!(comparison.fixed.len(), PolicyKind::ALL.len() - 1);
         assert!(comparison.speed() > 0.5 && comparison.tail() > 0.0, "{comparison:?}");
     }
 }

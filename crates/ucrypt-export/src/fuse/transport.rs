@@ -42,7 +42,8 @@ impl Preference {
     /// Why this transport is in use. `offered`: the kernel has rings.
     pub(super) fn reason(self, transport: Transport, offered: bool) -> Reason {
         match self {
-            Self::Auto => Reason::FasterAtDepth,
+            Self::Auto if offered => Reason::FasterAtDepth,
+            Self::Auto => Reason::Absent,
             Self::Only(wanted) if wanted == transport => Reason::Asked,
             Self::Only(_) if offered => Reason::Refused,
             Self::Only(_) => Reason::Absent,
@@ -79,7 +80,7 @@ pub enum Reason {
     Absent,
     /// The kernel or the memory allows no other.
     Refused,
-    /// It is faster for clients that keep many requests in flight.
+    /// Both are there. This one was faster for clients that keep many requests in flight (`docs/fuse.md`).
     FasterAtDepth,
 }
 
@@ -122,6 +123,7 @@ mod tests {
             (used, preference.reason(used, offered))
         };
         assert_eq!(by("auto", true), (Classic, Reason::FasterAtDepth));
+        assert_eq!(by("auto", false), (Classic, Reason::Absent));
         assert_eq!(by("io_uring", true), (Ring, Reason::Asked));
         assert_eq!(by("io_uring", false), (Classic, Reason::Absent));
         assert_eq!(by("classic", true), (Classic, Reason::Asked));
