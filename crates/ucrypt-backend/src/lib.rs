@@ -242,6 +242,10 @@ pub trait Backend: Send + Sync {
     /// Operations may reach up to here.
     fn len_now(&self) -> io::Result<u64>;
 
+    /// Nobody needs what lies behind `end` bytes any more: that it is cut off is no loss, also of what was written there
+    /// and is answered later. A volume tells so after it was made smaller, and before it is made larger again.
+    fn use_until(&self, end: u64);
+
     /// A new queue for at most `depth` operations under way.
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>>;
 

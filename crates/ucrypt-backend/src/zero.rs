@@ -37,6 +37,8 @@ impl Backend for ZeroBackend {
         &self.limits
     }
 
+    fn use_until(&self, _end: u64) {}
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         Ok(Box::new(AtOnce::new(depth, perform)))
     }

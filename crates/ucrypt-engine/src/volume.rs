@@ -353,8 +353,27 @@ impl Volume {
         let available = self.backend.len_now().unwrap_or(self.backend.limits().len);
         let grown = (len - self.starts[last], segment.backend_offset);
         self.units.check(grown, available, self.starts[last])?;
+        if len > self.len() {
+            self.backend.use_until(self.backend_end(len));
+        }
         self.len.store(len, Ordering::Release);
         Ok(())
+    }
+
+    /// Gives up what lies behind the end of a volume that was made smaller: from now on that is no loss if the image is
+    /// cut off there, also if it was written and not flushed. A flush before it tells what was lost until then.
+    pub fn give_up_rest(&self) {
+        self.backend.use_until(self.backend_end(self.len()));
+    }
+
+    /// The end, in the backend and in bytes, of all segments of a volume of `len` bytes.
+    fn backend_end(&self, len: u64) -> u64 {
+        let ends = self.segments.iter().enumerate().map(|(index, segment)| {
+            let is_last = index + 1 == self.segments.len();
+            let end = if is_last { len } else { self.starts[index + 1] };
+            segment.backend_offset + (end - self.starts[index])
+        });
+        ends.max().unwrap_or(u64::MAX)
     }
 
     fn len(&self) -> u64 {

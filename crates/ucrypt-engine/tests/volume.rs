@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{backends, drain, run, volume, volume_under, write};
-use ucrypt_backend::{Backend, memory};
+use ucrypt_backend::{Backend, FileBackend, OpenOptions, memory};
 use ucrypt_engine::{
     Errno, Fixed, Io, PolicyKind, Queue, QueueConfig, Rejected, Segment, Urgency, Volume,
     VolumeError, VolumeOptions,
@@ -192,6 +192,48 @@ fn a_volume_that_is_written_is_made_of_whole_units_of_its_backend() {
     assert!(matches!(volume.resize(4096 + 512), Err(VolumeError::PartOfUnit { .. })));
     assert_eq!(volume.info().len, 8192);
     assert_eq!(volume.resize(4096), Ok(()));
+}
+
+#[test]
+fn a_volume_gives_up_what_no_segment_of_it_needs() {
+    // The last segment comes first in the image.
+    for (shorter_by, flushed) in [(0, Ok(())), (4096, Err(Errno::IO))] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(3 * MIB).unwrap();
+        let backend = FileBackend::open(&path, OpenOptions::default()).unwrap();
+        let segment =
+            |len, backend_offset| Segment { len, backend_offset, cipher: Some(aes(4096)) };
+        let segments = vec![segment(MIB, 2 * MIB), segment(2 * MIB, 0)];
+        let volume = Volume::new(Arc::new(backend), segments, VolumeOptions::default()).unwrap();
+        let volume = Arc::new(volume);
+        let mut queue = volume.queue(CONFIG).unwrap();
+        write(&mut queue, MIB - 4096, &[1; 8192]);
+        volume.resize(2 * MIB).unwrap();
+        volume.give_up_rest();
+        // The first segment ends where the image does.
+        file.set_len(3 * MIB - shorter_by).unwrap();
+        assert_eq!(run(&mut queue, Io::Flush).result, flushed);
+    }
+    // The last segment is the last of the image, too.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(3 * MIB).unwrap();
+    let backend = FileBackend::open(&path, OpenOptions::default()).unwrap();
+    let volume = volume(Arc::new(backend), MIB, 2 * MIB, 4096);
+    let mut queue = volume.queue(CONFIG).unwrap();
+    write(&mut queue, 2 * MIB - 4096, &[1; 4096]);
+    volume.resize(MIB).unwrap();
+    volume.give_up_rest();
+    file.set_len(2 * MIB).unwrap();
+    assert_eq!(run(&mut queue, Io::Flush).result, Ok(()));
+    file.set_len(3 * MIB).unwrap();
+    volume.resize(2 * MIB).unwrap();
+    write(&mut queue, 2 * MIB - 4096, &[1; 4096]);
+    file.set_len(2 * MIB).unwrap();
+    assert_eq!(run(&mut queue, Io::Flush).result, Err(Errno::IO));
 }
 
 #[test]

@@ -42,6 +42,8 @@ impl Backend for Zoned {
         self.memory.limits()
     }
 
+    fn use_until(&self, _end: u64) {}
+
     fn queue(&self, depth: u32) -> std::io::Result<Box<dyn Queue>> {
         self.memory.queue(depth)
     }

@@ -56,6 +56,10 @@ impl Backend for Counting {
         self.backend.len_now()
     }
 
+    fn use_until(&self, end: u64) {
+        self.backend.use_until(end);
+    }
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let queue = self.backend.queue(depth)?;
         Ok(Box::new(CountingQueue { queue, counts: self.counts.clone() }))

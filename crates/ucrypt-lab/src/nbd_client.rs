@@ -39,6 +39,8 @@ impl Backend for NbdClient {
         &self.limits
     }
 
+    fn use_until(&self, _end: u64) {}
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let mut socket = UnixStream::connect(&self.path)?;
         negotiate(&mut socket)?;

@@ -456,6 +456,10 @@ impl Backend for FaultBackend {
         self.inner.len_now()
     }
 
+    fn use_until(&self, end: u64) {
+        self.inner.use_until(end);
+    }
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let inner = self.inner.queue(depth)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

@@ -25,6 +25,8 @@ pub(crate) struct Cut {
     epoch: AtomicU32,
     /// Flushes under way.
     flushes: AtomicU32,
+    /// What lies behind so many bytes may be cut off: see [`crate::Backend::use_until`].
+    used: AtomicU64,
 }
 
 /// Which of [`Cut::written`] is for an epoch.
@@ -49,7 +51,13 @@ impl Cut {
             written: [const { AtomicU64::new(0) }; 2],
             epoch: AtomicU32::new(0),
             flushes: AtomicU32::new(0),
+            used: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// See [`crate::Backend::use_until`].
+    pub(super) fn use_until(&self, end: u64) {
+        self.used.store(end, Ordering::SeqCst);
     }
 
     /// The length of the file now, in bytes, as far as the kernel knows it: no server of a file system is asked, which
@@ -100,7 +108,10 @@ impl Cut {
         let is_first = self.flushes.fetch_add(1, Ordering::SeqCst) == 0;
         let covered = is_first.then(|| index(self.epoch.fetch_add(1, Ordering::SeqCst)));
         let [one, other] = self.written.each_ref().map(|written| written.load(Ordering::SeqCst));
-        Flushing { written: one.max(other), covered }
+        // What was written behind it may be noted as long as it likes: flushes that overlap forget nothing, and a write
+        // may be answered after the volume was made smaller.
+        let used = self.used.load(Ordering::SeqCst);
+        Flushing { written: one.max(other).min(used), covered }
     }
 
     /// A flush has ended so. It fails if something that was written before is cut off, and so do all from then on. What

@@ -322,6 +322,10 @@ impl Backend for FileBackend {
         Ok(open::len(self.files.buffered.as_fd())?)
     }
 
+    fn use_until(&self, end: u64) {
+        self.files.cut.use_until(end);
+    }
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let queue = self.plain_queue(depth)?;
         let Some(zones) = &self.zones else { return Ok(queue) };

@@ -310,6 +310,43 @@ fn a_file_that_is_cut_off_behind_a_volume_that_was_made_smaller_is_whole() {
     });
 }
 
+/// Regression: two flushes that overlapped forgot nothing, and a write was answered after the flush of a volume that
+/// was made smaller had begun. Both made a loss of what nobody needs any more.
+#[test]
+fn what_lies_behind_the_end_in_use_is_no_loss_however_flushes_overlap() {
+    let pool = Pool::new(1 << 20).unwrap();
+    every_file(|way, path, open| {
+        for in_time in [true, false] {
+            let backend = open(&image(path.parent().unwrap(), LEN));
+            let (cut, file) = (&backend.files.cut, backend.files.buffered.as_fd());
+            let mut queue = backend.queue(4).unwrap();
+            let mut act = |io| result_of(queue.as_mut(), io);
+            let (offset, bufs) = (LEN - PAGE as u64, vec![buf(&pool, PAGE, 7)]);
+            let write = Io::Write { token: 1, offset, bufs, fua: false };
+            let of_a_client = cut.begin_flush();
+            if in_time {
+                assert_eq!(act(write), Ok(()), "{way}");
+                assert_eq!(act(Io::Flush { token: 1 }), Ok(()), "{way}");
+            } else {
+                let of_the_resize = cut.begin_flush();
+                assert_eq!(act(write), Ok(()), "{way}");
+                assert_eq!(cut.end_flush(of_the_resize, file, Ok(())), Ok(()), "{way}");
+            }
+            backend.use_until(CUT);
+            set_len(path, CUT);
+            assert_eq!(cut.end_flush(of_a_client, file, Ok(())), Ok(()), "{way}, {in_time}");
+            assert_eq!(act(Io::Flush { token: 1 }), Ok(()), "{way}, {in_time}");
+            // Larger again: what is behind the end counts again.
+            set_len(path, LEN);
+            backend.use_until(LEN);
+            let bufs = vec![buf(&pool, PAGE, 7)];
+            assert_eq!(act(Io::Write { token: 1, offset, bufs, fua: false }), Ok(()), "{way}");
+            set_len(path, CUT);
+            assert_eq!(act(Io::Flush { token: 1 }), Err(Errno::IO), "{way}, {in_time}");
+        }
+    });
+}
+
 /// Regression: the end of a flush, or of a durable write elsewhere, made the watch forget what it had not covered.
 #[test]
 fn what_is_answered_while_a_flush_is_under_way_is_covered_by_the_next_one() {

@@ -71,6 +71,8 @@ impl Backend for ModelBackend {
         &self.limits
     }
 
+    fn use_until(&self, _end: u64) {}
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let (device, memory) = (self.device.clone(), self.memory.queue(1)?);
         let timed = !self.limits.synchronous;

@@ -29,6 +29,10 @@ impl Backend for Unmapped {
         self.0.limits()
     }
 
+    fn use_until(&self, end: u64) {
+        self.0.use_until(end);
+    }
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn BackendQueue>> {
         self.0.queue(depth)
     }

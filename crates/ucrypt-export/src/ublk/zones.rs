@@ -219,6 +219,8 @@ mod tests {
             self.inner.limits()
         }
 
+        fn use_until(&self, _end: u64) {}
+
         fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
             self.inner.queue(depth)
         }

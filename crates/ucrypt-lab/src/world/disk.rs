@@ -109,6 +109,8 @@ impl Backend for VirtualDisk {
         Ok(self.limits.len)
     }
 
+    fn use_until(&self, _end: u64) {}
+
     fn queue(&self, depth: u32) -> io::Result<Box<dyn Queue>> {
         let index = self.host.lock().making;
         Ok(Box::new(DiskQueue {

@@ -42,6 +42,7 @@ pub(super) fn begin(
             if len < before {
                 // What was written behind the new end may be cut off from now on, and is no loss then.
                 flush(&volume)?;
+                volume.give_up_rest();
             }
             Ok(len)
         });
