@@ -1,5 +1,5 @@
-//! Clients and their number, and lines about them, which anybody who can connect could cause without
-//! end.
+//! The number of clients, and log lines about them. The rate of these lines is limited, because a program that
+//! connects again and again would fill the log.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -14,8 +14,8 @@ use super::device::Device;
 /// Where systemd mounts the file system of FUSE connections.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Ends one connection of an export to the kernel and no other, also when its number has become another's: whoever
-/// waits for an answer gets an error.
+/// Ends one connection of an export to the kernel: programs that wait for an answer get an error. It holds the
+/// connection's control file open, so it ends no other connection that gets the same number later.
 #[derive(Debug, Clone)]
 pub struct Abort(Arc<File>);
 

@@ -22,6 +22,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
@@ -49,6 +50,9 @@ const ROUND_MAX: usize = 16;
 /// Over a backend that completes at once, one in this many requests that will probably be alone is followed
 /// by a look for another one.
 const LOOK_EVERY: u32 = 16;
+
+/// How long to wait for memory or descriptors of a new queue.
+const RENEW_PAUSE: Duration = Duration::from_millis(20);
 
 /// Most requests in the backlog. Each takes some 100 bytes; where there are more, a suspended volume
 /// keeps them in the kernel, with the requests behind them.
@@ -88,7 +92,7 @@ pub(super) struct Classic {
     /// The receive buffer, unless the engine has just taken it over.
     buffer: Option<Buf>,
     /// Requests for which the engine had no room. While there are any, the thread takes no more,
-    /// unless it [hears on](Self::hears_on).
+    /// unless it [takes more than it has room for](Self::takes_beyond_room).
     backlog: VecDeque<(Pending, Work)>,
     /// `None` over a backend that completes at once.
     waiter: Option<Waiter>,
@@ -136,13 +140,13 @@ impl Classic {
             let sleeps = self.waiter.is_some() && !more && self.answers.is_empty();
             // After a return, the last descriptor is closed and the kernel gives up the rest.
             let polled = if sleeps { self.sleep() } else { self.queue.poll() };
-            if polled.is_err() && self.renew().is_err() {
+            if polled.is_err() && !self.renew() {
                 return;
             }
             let progress = self.answer_done() || taken || !self.answers.is_empty();
             self.answers.send(&self.devices);
             let waits = self.waiter.is_none() && !progress;
-            if waits && self.sleep_synchronous().is_err() && self.renew().is_err() {
+            if waits && self.sleep_synchronous().is_err() && !self.renew() {
                 return;
             }
         }
@@ -216,7 +220,7 @@ impl Classic {
     /// Whether a request could be taken.
     fn has_room(&mut self) -> bool {
         let is_full = !self.backlog.is_empty() || self.pending.len() == DEPTH as usize;
-        if self.gone || is_full && !self.hears_on() {
+        if self.gone || is_full && !self.takes_beyond_room() {
             return false;
         }
         if self.buffer.is_none() {
@@ -227,7 +231,7 @@ impl Classic {
     }
 
     /// Whether requests are taken even if they find no room, because what makes room may take hours.
-    fn hears_on(&self) -> bool {
+    fn takes_beyond_room(&self) -> bool {
         let needs_buffer = |(_, work): &(Pending, Work)| matches!(work, Work::FromBuffer { .. });
         self.file.volume.is_halted()
             && self.queue.waits_for_others()
@@ -313,14 +317,30 @@ impl Classic {
         self.answers.put(&self.devices, device, unique, result);
     }
 
-    /// Replaces a broken engine queue: its requests fail, the next ones get the new queue.
-    fn renew(&mut self) -> io::Result<()> {
+    /// Replaces a broken engine queue: its requests fail, the next ones get the new queue. As long as none can be
+    /// had, for want of memory or descriptors, other threads take new requests. Returns `false` if the connection
+    /// ends meanwhile.
+    fn renew(&mut self) -> bool {
         for Pending { unique, device, .. } in self.pending.drain() {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
-        (self.queue, self.waiter) = queue(&self.file, &self.devices, self.share)?;
-        Ok(())
+        loop {
+            match queue(&self.file, &self.devices, self.share) {
+                Ok(new) => {
+                    (self.queue, self.waiter) = new;
+                    return true;
+                }
+                Err(_) if self.devices[0].is_connected() => {
+                    for (Pending { unique, device, .. }, _) in self.backlog.drain(..) {
+                        self.answers.put(&self.devices, device, unique, Err(Errno::IO));
+                    }
+                    self.answers.send(&self.devices);
+                    std::thread::sleep(RENEW_PAUSE);
+                }
+                Err(_) => return false,
+            }
+        }
     }
 
     /// Polls the queue, and sleeps until there is a completion, or a request that can be taken.

@@ -117,6 +117,11 @@ impl Device {
             Ok(count) => Received::Bytes(count),
             // The request was given up while it was copied; a signal; or there is no request.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => Received::Nothing,
+            // There was no memory to copy the request to: the kernel has failed it, and goes on.
+            Err(Errno::NOMEM | Errno::FAULT) if self.is_connected() => {
+                std::thread::sleep(NO_ROOM_PAUSE);
+                Received::Nothing
+            }
             Err(_) => Received::Gone,
         }
     }

@@ -99,8 +99,9 @@ impl Entry {
 
 pub(super) struct Ring {
     file: Arc<VolumeFile>,
-    device: Device,
+    // Before `device`: its ring holds commands that name the descriptor by its number.
     queue: Queue,
+    device: Device,
     entries: Vec<Entry>,
     /// Number of entries that have not ended.
     live: usize,
@@ -139,8 +140,8 @@ impl Ring {
         }
         Ok(Self {
             file,
-            device,
             queue,
+            device,
             live: count,
             round_bytes: 0,
             backlog: VecDeque::with_capacity(count),
@@ -171,13 +172,13 @@ impl Ring {
             // it and sleeps until the next one comes.
             let more = self.round_bytes >= ROUND_BYTES;
             let went_on = if more { self.queue.poll() } else { self.queue.wait() };
-            self.answer_done();
             if went_on.is_err() {
                 // Without a ring there is no way to answer any more. If the connection cannot be
                 // aborted, its requests wait until the file is unmounted.
                 let _ = abort(&self.device);
                 return;
             }
+            self.answer_done();
         }
     }
 

@@ -221,7 +221,7 @@ impl Drop for LoopExport {
 /// has it open or mounted. `sequence` is its [`LoopExport::sequence`], if known: the device's number
 /// may be somebody else's by now.
 pub fn detach_stale(path: &Path, label: &str, sequence: Option<u64>) {
-    // What cannot be detached is found by the next who looks.
+    // A device that cannot be detached now is found again by the next call.
     let _ = Device::at(path, label, sequence).detach();
 }
 

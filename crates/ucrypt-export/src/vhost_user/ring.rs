@@ -177,7 +177,7 @@ pub(super) struct Ring {
     /// Why the ring takes nothing more; `None` as long as it does.
     ends: Option<Why>,
     /// Answers since the guest last wanted a call.
-    unheard: u32,
+    unnotified: u32,
 }
 
 /// A guest that wants no call for this many answers polls for them. A guest that sleeps wants a
@@ -212,7 +212,7 @@ impl Ring {
             pieces: Vec::with_capacity(SEGMENTS_MAX as usize),
             left_over,
             ends: None,
-            unheard: 0,
+            unnotified: 0,
             virtqueue,
             _kick: kick,
             waiter,
@@ -359,7 +359,7 @@ impl Ring {
 
     /// Puts an answer into the ring.
     fn answer(&mut self, head: u16, pending: Pending, status: Status) {
-        self.unheard = self.unheard.saturating_add(1);
+        self.unnotified = self.unnotified.saturating_add(1);
         let mut written = 0;
         if let Some(at) = pending.status_at
             && self.map.memory().write_obj(status as u8, at).is_ok()
@@ -381,7 +381,7 @@ impl Ring {
     fn call(&mut self) {
         match self.virtqueue.wants_call(&self.map) {
             Ok(true) => {
-                self.unheard = 0;
+                self.unnotified = 0;
                 self.control.call();
             }
             Ok(false) => {}
@@ -438,7 +438,7 @@ impl Submitter for Ring {
     /// `pieces` must hold the data of the request.
     fn offer(&mut self, (head, request): Self::Request) -> Result<(), Self::Request> {
         let Request { command, status_at, written, urgency } = request;
-        let is_polled = self.unheard >= POLLED_AFTER_ANSWERS && urgency == Urgency::Normal;
+        let is_polled = self.unnotified >= POLLED_AFTER_ANSWERS && urgency == Urgency::Normal;
         self.queue.set_urgency(if is_polled { Urgency::Urgent } else { urgency });
         let fua = !self.device.writeback.load(Ordering::Relaxed);
         let pieces = &mut self.pieces;
