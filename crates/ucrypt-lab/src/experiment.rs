@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
-use std::str::FromStr as _;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,6 +36,31 @@ const STOP_EVERY: u64 = 4096;
 /// Bytes of an encrypted sector.
 pub(crate) const SECTOR_BYTES: u32 = 4096;
 
+/// What the engine's calibration finds when the volume is opened. A real machine measures its costs with an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CalibrationKind {
+    /// The costs of the simulated machine as they are.
+    #[default]
+    Exact,
+    /// Each of them wrong by a factor of 1/2 to 2, by the seed.
+    Off,
+    /// Nothing, as if no worker had answered in time: only requests teach the estimates.
+    Missing,
+}
+
+impl FromStr for CalibrationKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "exact" => Ok(Self::Exact),
+            "off" => Ok(Self::Off),
+            "missing" => Ok(Self::Missing),
+            _ => Err(format!("there is no calibration {name}; there are exact, off and missing")),
+        }
+    }
+}
+
 /// One run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Experiment {
@@ -59,8 +84,8 @@ pub struct Experiment {
     pub policy: PolicyKind,
     /// How urgently the clients wait for their requests.
     pub urgency: Urgency,
-    /// Whether the queues start with the engine's calibration: cipher, wake latency, caches.
-    pub calibrated: bool,
+    /// What the queues start with.
+    pub calibration: CalibrationKind,
     /// How often a core is taken away from its thread.
     pub stalls: Stalls,
     /// Seed of everything random.
@@ -86,7 +111,7 @@ impl Experiment {
             job,
             policy: policy.into(),
             urgency: Urgency::Normal,
-            calibrated: true,
+            calibration: CalibrationKind::Exact,
             stalls: Stalls::default(),
             seed: 1,
         }
@@ -187,10 +212,11 @@ impl Experiment {
     }
 
     fn volume(&self, world: &World, disk: Arc<dyn Backend>) -> Arc<Volume> {
-        let calibration = if self.calibrated {
-            self.costs.calibration(&self.cipher)
-        } else {
-            Calibration::default()
+        let exact = self.costs.calibration(&self.cipher);
+        let calibration = match self.calibration {
+            CalibrationKind::Exact => exact,
+            CalibrationKind::Off => off(exact, self.seed),
+            CalibrationKind::Missing => Calibration::default(),
         };
         let cores = (self.policy == PolicyKind::Adaptive).then_some(self.cores);
         let len = self.job.region_bytes / u64::from(SECTOR_BYTES) * u64::from(SECTOR_BYTES);
@@ -203,6 +229,34 @@ impl Experiment {
         let executor = world.executor(cores, calibration);
         let volume = Volume::with_executor(disk, vec![segment], options, executor);
         Arc::new(volume.expect("a volume"))
+    }
+}
+
+/// The calibration with each figure multiplied by a factor of 1/2 to 2, drawn by the seed.
+fn off(exact: Calibration, seed: u64) -> Calibration {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut off = |figure: Option<u64>| {
+        let factor = (2.0 * random.f64() - 1.0).exp2();
+        #[expect(clippy::cast_sign_loss, reason = "both are positive")]
+        figure.map(|ns| (ns as f64 * factor) as u64)
+    };
+    let Calibration {
+        cipher,
+        wake_latency,
+        wake_latency_slept,
+        wake_cost,
+        enqueue_cost,
+        copy_penalty,
+        copy,
+    } = exact;
+    Calibration {
+        cipher: off(cipher),
+        wake_latency: off(wake_latency),
+        wake_latency_slept: off(wake_latency_slept),
+        wake_cost: off(wake_cost),
+        enqueue_cost: off(enqueue_cost),
+        copy_penalty: off(copy_penalty),
+        copy: off(copy),
     }
 }
 

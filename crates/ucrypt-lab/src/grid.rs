@@ -7,7 +7,7 @@
 use ucrypt_backend::model::Profile;
 use ucrypt_engine::{CipherModel, PolicyKind};
 
-use crate::experiment::{AES_NI, Experiment};
+use crate::experiment::{AES_NI, CalibrationKind, Experiment};
 use crate::world::Costs;
 use crate::{Job, Pattern, Report};
 
@@ -40,6 +40,8 @@ pub struct Grid {
     pub queues: u32,
     /// Minimum requests of a job. Adaptive's first trials fall into short jobs.
     pub requests_min: u64,
+    /// What the queues of all cells start with.
+    pub calibration: CalibrationKind,
     /// Seed of all runs.
     pub seed: u64,
 }
@@ -60,6 +62,7 @@ impl Grid {
             region_bytes: REGION_BYTES,
             queues: 1,
             requests_min: REQUESTS_MIN,
+            calibration: CalibrationKind::Exact,
             seed: 1,
         }
     }
@@ -137,9 +140,9 @@ impl Cell<'_> {
 
     /// The cell's experiment under a policy.
     pub fn experiment(&self, policy: impl Into<PolicyKind>) -> Experiment {
-        let Grid { cipher, costs, queues, seed, .. } = *self.grid;
+        let Grid { cipher, costs, queues, calibration, seed, .. } = *self.grid;
         let experiment = Experiment::new(self.cores, self.device, self.job(), policy);
-        Experiment { queues, cipher, costs, seed, ..experiment }
+        Experiment { queues, cipher, costs, calibration, seed, ..experiment }
     }
 
     /// Runs the cell under every policy.

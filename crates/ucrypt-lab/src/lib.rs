@@ -71,5 +71,5 @@ mod window;
 pub mod world;
 
 pub use client::{Job, Pattern};
-pub use experiment::Experiment;
+pub use experiment::{CalibrationKind, Experiment};
 pub use report::{Latency, Report};

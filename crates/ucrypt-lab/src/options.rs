@@ -2,8 +2,8 @@
 //!
 //! `--cores 2,16`, `--device hdd`, `--block 4096,65536`, `--depth 1,32`, `--pattern randread`,
 //! `--cipher-ns 0.9` (per byte), `--queues 4`, `--requests 60000` (at least, of a job), `--wake-ns`,
-//! `--seed`, `--model` (the costs of the engine over a device model instead of a device) and
-//! `--quick`.
+//! `--calibration exact|off|missing`, `--seed`, `--model` (the costs of the engine over a device model
+//! instead of a device) and `--quick`.
 
 use std::str::FromStr;
 
@@ -33,6 +33,7 @@ pub fn take(
         "--cipher-ns" => grid.cipher.ns_per_byte = number(option, words)?,
         "--queues" => grid.queues = number(option, words)?,
         "--wake-ns" => grid.costs.wake = number(option, words)?,
+        "--calibration" => grid.calibration = value(option, words)?.parse()?,
         "--requests" => grid.requests_min = number(option, words)?,
         "--seed" => grid.seed = number(option, words)?,
         _ => return Ok(false),

@@ -8,7 +8,7 @@ use ucrypt_backend::model::Profile;
 use ucrypt_engine::{CipherModel, Fixed, PolicyKind, Urgency};
 use ucrypt_lab::experiment::AES_NI;
 use ucrypt_lab::world::{Costs, Stalls};
-use ucrypt_lab::{Experiment, Job, Pattern, Report};
+use ucrypt_lab::{CalibrationKind, Experiment, Job, Pattern, Report};
 use ucrypt_testkit::fault::{Access, Fate, Rule};
 use ucrypt_testkit::{FaultBackend, Faults, Random};
 
@@ -188,7 +188,7 @@ fn a_wrong_estimate_is_found_out() {
     let job = Job { requests: 6000, ..job(Pattern::RandRead, 64 << 10, 1) };
     let reached = |policy| {
         let experiment = Experiment::new(4, device("null"), job, policy);
-        run(&Experiment { costs, calibrated: false, ..experiment })
+        run(&Experiment { costs, calibration: CalibrationKind::Missing, ..experiment })
     };
     let (inline, adaptive) = (reached(Fixed::Inline.into()), reached(PolicyKind::Adaptive));
     assert!(adaptive.explored.all_inline > job.requests / 2, "{:?}", adaptive.explored);
