@@ -8,21 +8,21 @@ pub(crate) struct Writers {
     /// Ends in sectors, the latest first. No write starts at `u64::MAX`.
     ends: [u64; WRITERS_MAX],
     /// Writes in a row that continued no other.
-    strangers: u32,
+    random_writes: u32,
 }
 
 impl Writers {
     pub(crate) fn new() -> Self {
-        Self { ends: [u64::MAX; WRITERS_MAX], strangers: 0 }
+        Self { ends: [u64::MAX; WRITERS_MAX], random_writes: 0 }
     }
 
     /// Records a write of the sectors from `start` to `end`. Returns whether it is sequential: it
     /// continues a recent one, or others lately did.
     pub(crate) fn is_sequential(&mut self, start: u64, end: u64) -> bool {
         let continues = self.continues(start, end);
-        let is_stranger = !continues && self.strangers >= RANDOM_WRITES_MIN;
-        self.strangers = if continues { 0 } else { self.strangers.saturating_add(1) };
-        !is_stranger
+        let is_random = !continues && self.random_writes >= RANDOM_WRITES_MIN;
+        self.random_writes = if continues { 0 } else { self.random_writes.saturating_add(1) };
+        !is_random
     }
 
     /// Whether the write continues a recent one.

@@ -29,7 +29,7 @@ impl Cores {
         let awake = self.awake.fetch_sub(1, Ordering::Relaxed);
         let (together, looks) = self.together();
         if awake > 1 && (awake >= together || looks == 0) {
-            self.set_together(awake, TOGETHER_LOOKS);
+            self.note_together(awake, TOGETHER_LOOKS);
         }
     }
 
@@ -41,7 +41,7 @@ impl Cores {
         let (together, looks) = self.together();
         if needed < together && looks > 0 {
             needed = together;
-            self.set_together(together, looks - 1);
+            self.note_together(together, looks - 1);
         }
         self.count.saturating_sub(needed + u32::from(busy_client))
     }
@@ -52,7 +52,7 @@ impl Cores {
     }
 
     /// Two queues may do this at the same time: what one of them has set is lost, which does no harm.
-    fn set_together(&self, queues: u32, looks: u32) {
+    fn note_together(&self, queues: u32, looks: u32) {
         self.together.store(queues.min(0xffff) << 16 | looks, Ordering::Relaxed);
     }
 }

@@ -189,7 +189,7 @@ impl Waiters {
 
 /// An attempt was refused.
 struct Refused {
-    /// It held a stripe for a moment that somebody waits for.
+    /// The attempt held a stripe for a moment, and another request may have been refused because of that.
     kept_out: bool,
 }
 

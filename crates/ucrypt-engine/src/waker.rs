@@ -2,8 +2,8 @@
 //!
 //! A signal makes a descriptor readable; to take the signals is a system call. A mark tells whether there
 //! are any, so that a queue that was woken by something else makes none. Contract: the mark is set after the
-//! descriptor has become readable. Who finds the descriptor readable and no mark takes nothing, is woken
-//! again, and soon finds the mark: nothing is lost, and no descriptor stays readable without a mark.
+//! descriptor has become readable. A queue that finds the descriptor readable before the mark is set takes
+//! nothing, is woken again, and finds the mark then: no signal is lost, and no descriptor stays readable.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

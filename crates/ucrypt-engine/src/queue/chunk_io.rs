@@ -12,8 +12,8 @@ use super::time::timed_for;
 use crate::segments::CipherOp;
 use crate::workers;
 
-/// The borrowed plaintext of the request that is being submitted. It goes with the request: who asks the
-/// machine next gets the same id.
+/// The borrowed plaintext of the request that is being submitted, with the request's id, because the machine gives
+/// the id to another request as soon as this one ends.
 pub(super) type Borrowed<'a> = Option<(RequestId, &'a [u8])>;
 
 /// A chunk was encrypted directly to where the backend keeps it.

@@ -122,8 +122,8 @@ impl Pairs {
         }
     }
 
-    /// What follows is no neighbour of what was before: the client has paused, or the other way could not
-    /// be used. Who is never steady for long enough is no judge, and has the usual way.
+    /// The next request cannot be compared with the last one: the client has paused, or the other way could not be
+    /// used. A client without a steady stretch that is long enough decides nothing and keeps the usual way.
     pub(super) fn interrupt(&mut self) {
         self.window = Window::new(PAIRS_SETTLE_NS);
         self.broken = self.broken.saturating_add(1);

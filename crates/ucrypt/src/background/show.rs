@@ -468,6 +468,7 @@ pub(super) fn dispatch(status: &Value) -> String {
     let applied = mean("wake_latency_applied_ns");
     let applied =
         applied.map_or_else(|| "none that was measured".into(), |ns| format!("{ns:.0} ns"));
+    let operation = figure("operation_ns_assumed", 0, "ns");
     let lines = [
         ("policy", status["volume"]["dispatch"].as_str().unwrap_or("unknown").to_owned()),
         ("queues", format!("{} ({} used)", queues.0.len(), used().count())),
@@ -484,7 +485,7 @@ pub(super) fn dispatch(status: &Value) -> String {
         ("cross-core copy penalty", once("copy_penalty_ns_per_byte", 3, "ns per byte")),
         ("copy by the kernel", once("copy_ns_per_byte", 3, "ns per byte")),
         ("a write takes", write_time(used())),
-        ("one more operation", figure("operation_ns_assumed", 0, "ns (assumed)")),
+        ("one more operation", format!("not measured, taken as {operation}")),
         ("workers at hand", figure("workers", 1, "a queue")),
         ("requests served whole", share("requests_whole", requests)),
         ("requests split", share("requests_split", requests)),
