@@ -18,23 +18,25 @@ const UCRYPT: &str = env!("CARGO_BIN_EXE_ucrypt");
 /// Seconds for boot, load and shutdown, on a machine that is busy with other tests.
 const LIMIT_S: &str = "900";
 
-/// Bytes of a file system.
+/// Bytes of a file system that is mounted, and of one that is not.
 const LEN: u64 = 32 << 20;
+const SMALL_LEN: u64 = 4 << 20;
 
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "/lib/systemd/systemd",
     "/lib/systemd/systemd-shutdown",
     "/lib/systemd/system-generators/systemd-fstab-generator",
     "nbdcopy",
     "systemctl",
     "udevadm",
+    "lsblk",
     "mount",
     "umount",
     "dd",
     "ls",
 ];
 
-const MODULES: [&str; 3] = ["loop", "fuse", "ext4"];
+const MODULES: [&str; 4] = ["loop", "fuse", "ext4", "ublk_drv"];
 
 /// systemd's own units that the machine needs.
 const UNITS: [&str; 26] = [
@@ -92,13 +94,6 @@ fn tool(name: &str) -> Command {
     command
 }
 
-/// The image `small`: an empty volume of 4 MiB.
-fn small(dir: &Path, key: &Path) {
-    let image = dir.join("small");
-    File::create(&image).and_then(|file| file.set_len(20 << 20)).expect("an image");
-    format(key, &image);
-}
-
 fn format(key: &Path, image: &Path) {
     let mut format = Command::new(UCRYPT);
     format.args(["luksFormat", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]);
@@ -106,10 +101,10 @@ fn format(key: &Path, image: &Path) {
 }
 
 /// A volume with an empty file system.
-fn volume(dir: &Path, key: &Path, name: &str) -> PathBuf {
+fn volume(dir: &Path, key: &Path, name: &str, len: u64) -> PathBuf {
     let (image, system) = (dir.join(name), dir.join("system"));
-    File::create(&image).and_then(|file| file.set_len(LEN + (16 << 20))).expect("an image");
-    File::create(&system).and_then(|file| file.set_len(LEN)).expect("a file");
+    File::create(&image).and_then(|file| file.set_len(len + (16 << 20))).expect("an image");
+    File::create(&system).and_then(|file| file.set_len(len)).expect("a file");
     format(key, &image);
     passes(tool("mkfs.ext4").args(["-q", "-F", "-b", "4096"]).arg(&system));
     let mut write = Command::new(UCRYPT);
@@ -153,8 +148,8 @@ impl Machine {
         let dir = TempDir::with_prefix("ucrypt-systemd-").expect("a directory");
         let key = dir.path().join("key");
         fs::write(&key, "a key").expect("written");
-        let images = ["data", "uuid"].map(|name| (name, volume(dir.path(), &key, name)));
-        small(dir.path(), &key);
+        let images = ["data", "uuid"].map(|name| (name, volume(dir.path(), &key, name, LEN)));
+        volume(dir.path(), &key, "small", SMALL_LEN);
         let of_header = passes(Command::new(UCRYPT).arg("luksUUID").arg(&images[1].1));
         let of_header = String::from_utf8_lossy(&of_header).trim().to_owned();
         let of_system = uuid_of_system(&content(dir.path(), &key, &images[1].1));
@@ -334,6 +329,11 @@ fn udev_knows_the_volume_and_what_is_on_it() {
         assert!(udev.contains(word), "{word}: {}", machine.told());
     }
     assert!(machine.file("links").contains("ucrypt-data -> "), "{}", machine.told());
+    // udev looks at ublk devices only because of the rule.
+    let ublk = machine.file("ublk");
+    for word in ["UCRYPT_NAME=seen", "ID_FS_TYPE=ext4", "lsblk: ext4", "closed: 0"] {
+        assert!(ublk.contains(word), "{word}: {ublk}\n{}", machine.told());
+    }
 }
 
 #[test]
