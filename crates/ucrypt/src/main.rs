@@ -172,7 +172,7 @@ enum Action {
     LuksHeaderBackup(luks::BackupArgs),
     /// Put a saved header back
     #[command(name = "luksHeaderRestore")]
-    LuksHeaderRestore(luks::BackupArgs),
+    LuksHeaderRestore(luks::RestoreArgs),
     /// Convert a header between LUKS1 and LUKS2, in place
     Convert(luks::ConvertArgs),
     /// Write a damaged header copy again from the other one
