@@ -273,14 +273,13 @@ fn luks1_over_luks1(
         let mut kept = Place::of_luks1(old).into_iter().filter(in_first);
         kept.find_map(|kept| Order::around(&kept, &ready))
     };
-    let (old, mut writes, order) = match order_of(old) {
-        Some(order) => (old.clone(), Vec::new(), order),
-        None => {
-            let fits = |to: &Place| in_first(to) && Order::around(to, &ready).is_some();
-            let Some((old, writes)) = shelter_in_luks1(image, old, fits)? else { return Ok(None) };
-            let Some(order) = order_of(&old) else { return Ok(None) };
-            (old, writes, order)
-        }
+    let (old, mut writes, order) = if let Some(order) = order_of(old) {
+        (old.clone(), Vec::new(), order)
+    } else {
+        let fits = |to: &Place| in_first(to) && Order::around(to, &ready).is_some();
+        let Some((old, writes)) = shelter_in_luks1(image, old, fits)? else { return Ok(None) };
+        let Some(order) = order_of(&old) else { return Ok(None) };
+        (old, writes, order)
     };
     let length = backup.header.backup_len();
     let [first, last] = order.split(backup, areas_begin(backup, new)..length);

@@ -139,17 +139,14 @@ pub(crate) fn add(args: &AddKeyArgs) -> Result<(), Failure> {
     let locked = args.header.lock()?;
     let volume = locked.header.unlock_with_volume_key(&key)?;
     let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
-    let (keyslot, writes) = match args.new_token_id {
-        Some(number) => {
-            locked.check_token(&header, number)?;
-            add_with_token(&locked, &volume, number, args.new_number(), &new)?
-        }
-        None => {
-            let (damage, number) = (locked.damage.as_ref(), args.new_number());
-            let change =
-                with_tools(|tools| locked.header.add_key(damage, &volume, number, &new, tools))?;
-            (change.keyslot, change.writes)
-        }
+    let (keyslot, writes) = if let Some(number) = args.new_token_id {
+        locked.check_token(&header, number)?;
+        add_with_token(&locked, &volume, number, args.new_number(), &new)?
+    } else {
+        let (damage, number) = (locked.damage.as_ref(), args.new_number());
+        let change =
+            with_tools(|tools| locked.header.add_key(damage, &volume, number, &new, tools))?;
+        (change.keyslot, change.writes)
     };
     locked.carry_out(&writes)?;
     created(keyslot);
