@@ -131,126 +131,124 @@ fn strictly(what: &str, image: &[u8]) -> String {
 /// A change of the metadata, and why a strict look refuses it.
 type Edit = (fn(&mut Value), &'static str);
 
+/// What breaks each rule alone.
+const EDITS: &[Edit] = &[
+    (
+        |all| {
+            let segment = all["segments"]["0"].clone();
+            all["segments"]["0"]["size"] = json!("4096");
+            let begin: u64 = segment["offset"].as_str().unwrap().parse().unwrap();
+            all["segments"]["1"] = segment;
+            all["segments"]["1"]["offset"] = json!((begin + 4096).to_string());
+            all["digests"]["0"]["segments"] = json!(["0", "1"]);
+        },
+        "the volume has 2 segments",
+    ),
+    (
+        |all| {
+            let offset = all["segments"]["0"]["offset"].clone();
+            all["segments"]["0"] = json!({ "type": "linear", "offset": offset, "size": "dynamic" });
+            all["digests"]["0"]["segments"] = json!([]);
+        },
+        "segment 0 is of the type linear",
+    ),
+    (|all| all["segments"]["0"]["size"] = json!("4096"), "segment 0 has a fixed size, 4096"),
+    (|all| all["segments"]["0"]["flags"] = json!(["x"]), "segment 0 has the flag \"x\""),
+    (|all| all["segments"]["0"]["iv_tweak"] = json!("8"), "segment 0 has an IV offset, 8"),
+    (
+        |all| {
+            let integrity = json!({
+                "type": "hmac(sha256)", "journal_encryption": "none", "journal_integrity": "none",
+            });
+            all["segments"]["0"]["integrity"] = integrity;
+        },
+        "segment 0 has integrity protection",
+    ),
+    (
+        |all| all["segments"]["0"]["encryption"] = json!("cipher_null-ecb"),
+        "segment 0 has the null cipher",
+    ),
+    (|all| all["keyslots"]["0"]["type"] = json!("later"), "keyslot 0 is of the type later"),
+    (
+        |all| all["keyslots"]["0"]["area"]["encryption"] = json!("cipher_null-ecb"),
+        "keyslot 0 has the null cipher",
+    ),
+    (
+        |all| all["keyslots"]["0"]["kdf"]["iterations"] = json!(999),
+        "keyslot 0 costs only 999 iterations",
+    ),
+    (|all| set_argon2(all, 3, 65536), "keyslot 0 costs only 3 passes over 65536 KiB"),
+    (|all| set_argon2(all, 4, 31), "keyslot 0 costs only 4 passes over 31 KiB"),
+    (|all| all["digests"]["0"]["iterations"] = json!(999), "digest 0 costs only 999 iterations"),
+    (|all| all["digests"]["0"]["type"] = json!("later"), "digest 0 is of the type later"),
+    (
+        |all| all["config"]["requirements"] = json!({ "mandatory": ["later"] }),
+        "the header has the requirement \"later\"",
+    ),
+    (
+        |all| all["config"]["flags"] = json!(["allow-discards", "later"]),
+        "the header has the unknown flag \"later\"",
+    ),
+    (
+        |all| all["segments"]["0"]["offset"] = json!(((1 << 20) + 512).to_string()),
+        "segment 0 begins at byte 1049088, no multiple of 4096",
+    ),
+    (
+        |all| all["segments"]["0"]["offset"] = json!("0"),
+        "the data begins at byte 0, inside the header, which ends at byte 1048576",
+    ),
+    (
+        |all| all["segments"]["0"]["offset"] = json!((16 << 20).to_string()),
+        "the data begins at byte 16777216, behind the end of its image of 1114112 bytes",
+    ),
+    (
+        |all| {
+            all["digests"]["1"] = all["digests"]["0"].clone();
+            all["digests"]["1"]["keyslots"] = json!([]);
+        },
+        "segment 0 has 2 digests",
+    ),
+    (
+        |all| all["keyslots"]["0"]["key_size"] = json!(20),
+        "the key in keyslot 0: aes-xts-plain64 takes keys of",
+    ),
+    (
+        |all| all["keyslots"]["0"]["area"]["key_size"] = json!(20),
+        "the area of keyslot 0: aes-xts-plain64 takes keys of",
+    ),
+    (
+        |all| all["keyslots"]["0"]["af"]["stripes"] = json!(1),
+        "keyslot 0 has 1 stripes instead of 4000",
+    ),
+    (
+        |all| all["keyslots"]["0"]["area"]["size"] = json!("135168"),
+        "the area of keyslot 0 has 135168 bytes instead of 131072",
+    ),
+    (
+        |all| all["keyslots"]["0"]["kdf"]["salt"] = json!("AAAA"),
+        "keyslot 0 has a salt of 3 bytes instead of 32",
+    ),
+    (
+        |all| all["digests"]["0"]["salt"] = json!("AAAA"),
+        "digest 0 has a salt of 3 bytes instead of 32",
+    ),
+    (
+        |all| all["digests"]["0"]["digest"] = json!("AAAA"),
+        "digest 0 has 3 bytes; sha256 makes 32, and LUKS1 stores 20",
+    ),
+    (|all| all["digests"]["0"]["hash"] = json!("later"), "later"),
+    (
+        |all| all["tokens"]["3"] = json!({ "type": "later", "keyslots": [] }),
+        "token 3 is of the unknown type later",
+    ),
+];
+
 /// Each rule of its own: the header is sound but for one thing.
 #[test]
 fn every_rule_of_a_strict_look_refuses_what_breaks_it_alone() {
     let sound = roomy_luks2();
     let metadata: Value = serde_json::from_slice(&json_text(&sound)).unwrap();
-    let edits: [Edit; 29] = [
-        (
-            |all| {
-                let segment = all["segments"]["0"].clone();
-                all["segments"]["0"]["size"] = json!("4096");
-                let begin: u64 = segment["offset"].as_str().unwrap().parse().unwrap();
-                all["segments"]["1"] = segment;
-                all["segments"]["1"]["offset"] = json!((begin + 4096).to_string());
-                all["digests"]["0"]["segments"] = json!(["0", "1"]);
-            },
-            "the volume has 2 segments",
-        ),
-        (
-            |all| {
-                let offset = all["segments"]["0"]["offset"].clone();
-                all["segments"]["0"] =
-                    json!({ "type": "linear", "offset": offset, "size": "dynamic" });
-                all["digests"]["0"]["segments"] = json!([]);
-            },
-            "segment 0 is of the type linear",
-        ),
-        (|all| all["segments"]["0"]["size"] = json!("4096"), "segment 0 has a fixed size, 4096"),
-        (|all| all["segments"]["0"]["flags"] = json!(["x"]), "segment 0 has the flag \"x\""),
-        (|all| all["segments"]["0"]["iv_tweak"] = json!("8"), "segment 0 has an IV offset, 8"),
-        (
-            |all| {
-                let integrity = json!({
-                    "type": "hmac(sha256)", "journal_encryption": "none", "journal_integrity": "none",
-                });
-                all["segments"]["0"]["integrity"] = integrity;
-            },
-            "segment 0 has integrity protection",
-        ),
-        (
-            |all| all["segments"]["0"]["encryption"] = json!("cipher_null-ecb"),
-            "segment 0 has the null cipher",
-        ),
-        (|all| all["keyslots"]["0"]["type"] = json!("later"), "keyslot 0 is of the type later"),
-        (
-            |all| all["keyslots"]["0"]["area"]["encryption"] = json!("cipher_null-ecb"),
-            "keyslot 0 has the null cipher",
-        ),
-        (
-            |all| all["keyslots"]["0"]["kdf"]["iterations"] = json!(999),
-            "keyslot 0 costs only 999 iterations",
-        ),
-        (|all| set_argon2(all, 3, 65536), "keyslot 0 costs only 3 passes over 65536 KiB"),
-        (|all| set_argon2(all, 4, 31), "keyslot 0 costs only 4 passes over 31 KiB"),
-        (
-            |all| all["digests"]["0"]["iterations"] = json!(999),
-            "digest 0 costs only 999 iterations",
-        ),
-        (|all| all["digests"]["0"]["type"] = json!("later"), "digest 0 is of the type later"),
-        (
-            |all| all["config"]["requirements"] = json!({ "mandatory": ["later"] }),
-            "the header has the requirement \"later\"",
-        ),
-        (
-            |all| all["config"]["flags"] = json!(["allow-discards", "later"]),
-            "the header has the unknown flag \"later\"",
-        ),
-        (
-            |all| all["segments"]["0"]["offset"] = json!(((1 << 20) + 512).to_string()),
-            "segment 0 begins at byte 1049088, no multiple of 4096",
-        ),
-        (
-            |all| all["segments"]["0"]["offset"] = json!("0"),
-            "the data begins at byte 0, inside the header, which ends at byte 1048576",
-        ),
-        (
-            |all| all["segments"]["0"]["offset"] = json!((16 << 20).to_string()),
-            "the data begins at byte 16777216, behind the end of its image of 1114112 bytes",
-        ),
-        (
-            |all| {
-                all["digests"]["1"] = all["digests"]["0"].clone();
-                all["digests"]["1"]["keyslots"] = json!([]);
-            },
-            "segment 0 has 2 digests",
-        ),
-        (
-            |all| all["keyslots"]["0"]["key_size"] = json!(20),
-            "the key in keyslot 0: aes-xts-plain64 takes keys of",
-        ),
-        (
-            |all| all["keyslots"]["0"]["area"]["key_size"] = json!(20),
-            "the area of keyslot 0: aes-xts-plain64 takes keys of",
-        ),
-        (
-            |all| all["keyslots"]["0"]["af"]["stripes"] = json!(1),
-            "keyslot 0 has 1 stripes instead of 4000",
-        ),
-        (
-            |all| all["keyslots"]["0"]["area"]["size"] = json!("135168"),
-            "the area of keyslot 0 has 135168 bytes instead of 131072",
-        ),
-        (
-            |all| all["keyslots"]["0"]["kdf"]["salt"] = json!("AAAA"),
-            "keyslot 0 has a salt of 3 bytes instead of 32",
-        ),
-        (
-            |all| all["digests"]["0"]["salt"] = json!("AAAA"),
-            "digest 0 has a salt of 3 bytes instead of 32",
-        ),
-        (
-            |all| all["digests"]["0"]["digest"] = json!("AAAA"),
-            "digest 0 has 3 bytes; sha256 makes 32, and LUKS1 stores 20",
-        ),
-        (|all| all["digests"]["0"]["hash"] = json!("later"), "later"),
-        (
-            |all| all["tokens"]["3"] = json!({ "type": "later", "keyslots": [] }),
-            "token 3 is of the unknown type later",
-        ),
-    ];
-    for (edit, why) in edits {
+    for (edit, why) in EDITS {
         let (mut image, mut metadata) = (sound.clone(), metadata.clone());
         edit(&mut metadata);
         put_json(&mut image, metadata.to_string().as_bytes());

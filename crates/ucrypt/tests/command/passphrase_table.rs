@@ -256,7 +256,9 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
 fn a_piped_line_of_8_mib_is_a_passphrase_and_a_longer_one_is_refused() {
     let scratch = Scratch::new();
     let mut line = Random::new(0x6c69_6e65).bytes(MAX + 1);
-    line.iter_mut().for_each(|byte| *byte = b'a' + *byte % 26);
+    for byte in &mut line {
+        *byte = b'a' + *byte % 26;
+    }
     let key = scratch.file("key", &line[..MAX]);
     let image = Image::blank(&scratch, LUKS1, DATA);
     let mut format = cryptsetup();
