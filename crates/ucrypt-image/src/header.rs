@@ -12,8 +12,8 @@ use rustix::process::{Resource, getrlimit};
 use ucrypt_backend::{Backend, FileBackend, OpenError, OpenOptions};
 use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{
-    Format, Header, HeaderCopy, HeaderDigest, Medium, ReadAt, Unlocked, Write, settle_cache,
-    write_durably,
+    DataPlace, Format, Header, HeaderCopy, HeaderDigest, Medium, ReadAt, Unlocked, Write,
+    settle_cache, write_durably,
 };
 
 use crate::error::Error;
@@ -142,7 +142,10 @@ impl Found {
             return Err(Error::OtherFormat { found: found.name(), wanted: format.name() });
         }
         if wanted.strict {
-            header.check_strictly(damage.as_ref()).map_err(about)?;
+            // Who only tries a passphrase may do so on the file of a header, or on its backup.
+            let data = DataPlace { detached: elsewhere.is_some(), image_len: image.limits().len };
+            let data = (!options.unlocked).then_some(data);
+            header.check_strictly(damage.as_ref(), data).map_err(about)?;
         }
         Ok(Self { header, damage, detached, pinned })
     }
@@ -268,6 +271,9 @@ impl UnlockedImage {
 
 /// The mode of a new file that only its owner may read and write.
 pub const PRIVATE: u32 = 0o600;
+
+/// The mode of a new file that its owner may only read, once it is written.
+pub const READ_ONLY: u32 = 0o400;
 
 /// A new file for a header, its backup or a key. Dropping it removes the file unless it was kept.
 ///

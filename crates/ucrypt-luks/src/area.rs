@@ -38,6 +38,11 @@ impl Area<'_> {
     /// Reads, decrypts and merges the area. The result is the volume key if `area_key` is right,
     /// and noise otherwise.
     pub(crate) fn open(&self, image: &dyn ReadAt, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
+        // cryptsetup reads from the begin of the sector then. Nobody makes such a header.
+        if !self.offset.is_multiple_of(SECTOR_BYTES) {
+            let problem = format!("it begins inside a sector, at byte {}", self.offset);
+            return Err(Error::damaged("keyslot area", problem));
+        }
         let cipher = self.keyed(area_key)?;
         let limit = material_len(KEY_LEN_MAX as u32, STRIPES);
         let length = material_len(self.key_len, self.stripes);

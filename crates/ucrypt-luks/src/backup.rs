@@ -1,8 +1,7 @@
 //! Header backups: the bytes of header and keyslot areas, as cryptsetup's `luksHeaderBackup` writes
 //! them.
 //!
-//! Restoring cannot keep the keys of both headers where their keyslots lie in the same place. `order` has
-//! the order of the writes; after an interruption, the restore has to be run again.
+//! `order` has the order of a restore's writes; after an interruption, the restore has to be run again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -16,6 +15,8 @@ use crate::medium::{Random, ReadAt, Write, read_bytes};
 use crate::signature::{self, Signature};
 
 mod order;
+
+use order::Plan;
 
 /// The length of a backup is a multiple of this, in bytes.
 const BACKUP_ALIGNMENT: u64 = 4096;
@@ -35,6 +36,9 @@ pub struct Restore {
     pub foreign: Option<Signature>,
     /// The writes, for [`write_verified`](crate::write_verified).
     pub writes: Vec<Write>,
+    /// Whether a key of the old header or of the backup opens the volume after an interruption at any of
+    /// the writes. If not, the old header has to be saved before the first write.
+    pub survives: bool,
 }
 
 impl Header {
@@ -100,8 +104,9 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8], random: Random<'_>) -> Result<
         let Write { offset, bytes: copy } = header.write_of(damage.copy, random)?;
         bytes.to_mut()[offset as usize..][..copy.len()].copy_from_slice(&copy);
     }
-    let writes = order::writes(&Backup { header: &header, bytes: &bytes }, before);
-    Ok(Restore { header, old: old.map(|(old, _)| old), foreign, writes })
+    let Plan { writes, survives } =
+        order::plan(image, &Backup { header: &header, bytes: &bytes }, before, random)?;
+    Ok(Restore { header, old: old.map(|(old, _)| old), foreign, writes, survives })
 }
 
 /// A backup and its header.

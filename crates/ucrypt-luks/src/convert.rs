@@ -27,6 +27,8 @@ pub(crate) use mark::{is_marked, left as left_beside_luks1, removal as mark_remo
 pub use to_luks1::to_luks1;
 pub use to_luks2::{room_for_luks2, to_luks2};
 
+use std::ops::Range;
+
 use crate::header::Header;
 use crate::medium::Write;
 
@@ -40,7 +42,14 @@ const LUKS1_AREAS: u64 = 4096;
 const SHIFT: u64 = COPIES_BYTES - LUKS1_AREAS;
 
 /// The unit that a disk writes as a whole, in bytes.
-const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
+
+/// The first byte of an aligned gap of `len` bytes inside `room`, beside all of `taken`.
+pub(crate) fn gap_beside(room: Range<u64>, len: u64, taken: &[Range<u64>]) -> Option<u64> {
+    let places = taken.iter().map(|it| place::Place { start: it.start, len: it.end - it.start });
+    let places: Vec<place::Place> = places.collect();
+    place::gap(room, len, &places).map(|place| place.start)
+}
 
 /// A conversion: the header afterwards, and the writes that lead there.
 #[derive(Debug)]

@@ -127,6 +127,20 @@ impl Kdf {
             return Err(Error::damaged("key size", format!("{} bytes", out.len())));
         }
         let _watched = derivations::begin(self);
+        let result = self.compute(passphrase, salt, out, permit);
+        scrub_stack();
+        result
+    }
+
+    /// Never part of its caller, which wipes the stack below itself.
+    #[inline(never)]
+    fn compute(
+        &self,
+        passphrase: &[u8],
+        salt: &[u8],
+        out: &mut [u8],
+        permit: Option<&mut (dyn Permit + 'static)>,
+    ) -> Result<()> {
         match self {
             Self::Pbkdf2 { hash, iterations } => {
                 find_hash(hash)?.pbkdf2(passphrase, salt, *iterations, out);
@@ -186,6 +200,7 @@ fn argon2(
         scrub_stack();
         result
     });
+    // The threads have stacks of their own.
     pool.broadcast(|_| scrub_stack());
     result.map_err(|problem| Error::damaged("argon2", problem.to_string()))
 }

@@ -85,5 +85,6 @@ pub use pbkdf::{
 pub use pinned::{HeaderCopy, HeaderDigest};
 pub use rotate::{Rotation, rotate};
 pub use stack::scrub_stack;
+pub use strict::DataPlace;
 pub use table::Table;
 pub use volume::{Flag, Format, SECTOR_BYTES, Segment, Unlocked};

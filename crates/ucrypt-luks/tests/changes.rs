@@ -405,7 +405,7 @@ fn a_keyslot_of_luks1_whose_state_is_damaged_is_left_alone_by_every_action() {
             assert!(text.contains("keyslot 3") && text.contains("neither active nor"), "{text}");
         };
         named(header.unlock(&damaged, b"three", Some(3)).unwrap_err());
-        named(header.check_strictly(None).unwrap_err());
+        named(header.check_strictly(None, None).unwrap_err());
         let Header::Luks1(luks1) = &header else { panic!("not LUKS1") };
         named(with_tools(92, |tools| to_luks2(luks1, &damaged, tools.random)).unwrap_err());
         let comes_back = |what: &str, changed: &[u8]| {

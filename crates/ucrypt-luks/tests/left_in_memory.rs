@@ -59,16 +59,19 @@ impl Hidden {
 }
 
 #[test]
-fn nothing_of_passphrase_and_key_is_left_of_argon2() {
-    for lanes in [1, 4] {
-        let kdf = Kdf::Argon2 { variant: Argon2Variant::Id, time: 4, memory_kib: 64, lanes };
+fn nothing_of_passphrase_and_key_is_left_of_a_derivation() {
+    let argon2 = |lanes| Kdf::Argon2 { variant: Argon2Variant::Id, time: 4, memory_kib: 64, lanes };
+    let pbkdf2 = |hash: &str| Kdf::Pbkdf2 { hash: hash.into(), iterations: 1000 };
+    let hashes = ["sha1", "sha256", "sha512", "sha3-256", "ripemd160", "whirlpool", "blake2b-512"];
+    let kdfs = [1, 4].map(argon2).into_iter().chain(hashes.map(pbkdf2));
+    for (seed, kdf) in kdfs.enumerate() {
         let mut passphrase = [0; PASSPHRASE_BYTES];
-        let mut random = fastrand::Rng::with_seed(u64::from(lanes));
+        let mut random = fastrand::Rng::with_seed(seed as u64);
         random.fill(&mut passphrase);
         let mut key = [0; KEY_BYTES];
         kdf.derive(&passphrase, b"salt and more salt", &mut key).expect("a key");
         let hidden = [Hidden::hide(&mut passphrase), Hidden::hide(&mut key)];
         let found = hidden.map(|hidden| hidden.found());
-        assert_eq!(found, [[""; 0], [""; 0]], "passphrase and key, {lanes} lanes");
+        assert_eq!(found, [[""; 0], [""; 0]], "passphrase and key of {kdf:?}");
     }
 }

@@ -1,13 +1,20 @@
 //! A restore of a backup is cut at every write and at every flush: the key of the header that was there
-//! or one of the backup opens the volume, unless both had their keyslots in the same place. The next
-//! restore comes to the end in any case.
+//! or one of the backup opens the volume, unless there is no room for a keyslot of both. The next restore
+//! comes to the end in any case.
 
 mod common;
 
-use common::keys::{NEW, OTHER, images, new_key, opens, read};
+use common::keys::{NEW, OTHER, images, new_key, one_of, opens, read};
 use common::recorder::Recorder;
-use common::{PASSPHRASE, apply, roomy_luks2, small_luks1, with_tools, zeroes};
-use ucrypt_luks::{Error, Header, HeaderChange, Tools, restore, to_luks2, write_verified};
+use common::{
+    PASSPHRASE, apply, cheap_pbkdf2, new_volume, roomy_luks2, small_luks1, small_luks2, with_tools,
+    zeroes,
+};
+use ucrypt_luks::{
+    Error, Header, HeaderChange, NewVolume, Pbkdf, Tools, find_hash, luks1, restore, to_luks2,
+    write_verified,
+};
+use zeroize::Zeroizing;
 
 /// The image after `make`'s change.
 fn changed(
@@ -54,17 +61,26 @@ fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
     let backup = backup_of(saved);
     let (key, data) = (volume_key(image), read(image).data_offset() as usize);
     let medium = Recorder::new(image);
-    write_verified(&medium, &restore(&medium, &backup, &mut zeroes).unwrap().writes).unwrap();
-    let mut without_key = 0;
+    let planned = restore(&medium, &backup, &mut zeroes).unwrap();
+    assert_eq!(planned.survives, one_opens, "{what}");
+    write_verified(&medium, &planned.writes).unwrap();
+    let (mut without_key, mut number) = (0, 0);
+    let keyslots = read(image).keyslots().len() + read(saved).keyslots().len();
+    let every = if keyslots > 2 { one_of(7) } else { 1 };
     let count = medium.crashes(6, |crashed| {
+        number += 1;
+        if number % every != 0 {
+            return;
+        }
         assert!(crashed[data..] == image[data..], "{what}: the data was touched");
         let opened = [PASSPHRASE, NEW, OTHER].iter().find_map(|key| opens(crashed, key));
         without_key += usize::from(opened.is_none());
         assert!(opened.is_some() || !one_opens, "{what}: no key opens the volume");
         assert!(opened.is_none_or(|opened| *opened.volume_key == key), "{what}: another key");
         let mut again = crashed.clone();
-        let writes = restore(crashed, &backup, &mut zeroes).unwrap().writes;
-        apply(&mut again, &writes);
+        let next = restore(crashed, &backup, &mut zeroes).unwrap();
+        assert!(next.survives || !one_opens, "{what}: the next restore has no room");
+        apply(&mut again, &next.writes);
         assert!(backup_of(&again) == backup, "{what}: the next restore is not the end");
     });
     assert!(count > 20, "{what}: {count} crashes");
@@ -123,23 +139,96 @@ fn a_crash_while_the_key_before_a_change_is_restored_leaves_a_key_that_opens() {
 }
 
 #[test]
-fn an_interrupted_restore_over_keyslots_in_the_same_place_is_completed_by_the_next_one() {
+fn a_crash_while_a_backup_with_the_same_keyslots_is_restored_leaves_a_key_that_opens() {
     for (what, image) in images() {
         let now = with_another(&with_another(&image, PASSPHRASE, NEW), NEW, OTHER);
-        cut(what, &now, &image, false);
+        cut(what, &now, &image, true);
+        // All keyslots that there are, or that have room.
+        let all = if what == "LUKS1" { 8 } else { 7 };
+        let full = |image: &[u8]| {
+            (1..all).fold(image.to_vec(), |image, number| with_key(&image, NEW, number))
+        };
+        cut(&format!("{what}, full"), &full(&now), &full(&image), true);
+        cut(&format!("{what}, one over all"), &full(&now), &image, true);
+        cut(&format!("{what}, all over one"), &now, &full(&image), true);
+    }
+    // In the second sector of the header.
+    let image = small_luks1();
+    for number in [6, 7] {
+        let now = without(&with_key(&image, NEW, number), 0);
+        let saved = without(&with_key(&image, OTHER, number), 0);
+        cut(&format!("LUKS1, {number} over {number}"), &now, &saved, true);
+    }
+}
+
+/// Only one keyslot has room. The old header has to be saved elsewhere.
+#[test]
+fn a_restore_without_room_for_two_keyslots_says_so_and_is_completed_by_the_next_one() {
+    let image = small_luks2();
+    let mut now = image.clone();
+    let volume_key = volume_key(&image);
+    let writes = with_tools(63, |tools| {
+        let header = read(&image);
+        let emptied = header.remove_key(None, 0, tools.random)?;
+        let volume = header.unlock_with_volume_key(&volume_key)?;
+        let added = emptied.header.add_key(None, &volume, None, &new_key(NEW), tools)?;
+        Ok::<_, Error>([emptied.writes, added.writes].concat())
+    });
+    apply(&mut now, &writes.unwrap());
+    assert!(opens(&now, NEW).is_some());
+    cut("no room", &now, &image, false);
+}
+
+/// A volume that was made anew with the same volume key: another digest, and in LUKS1 another hash.
+#[test]
+fn a_crash_while_another_header_of_luks1_is_restored_leaves_a_key_that_opens() {
+    let image = small_luks1();
+    let volume = |hash: &str| {
+        let hash = find_hash(hash).unwrap();
+        let pbkdf = Pbkdf { hash, ..cheap_pbkdf2() };
+        let volume_key = Zeroizing::new(volume_key(&image));
+        NewVolume { volume_key, hash, pbkdf, ..new_volume("aes-xts-plain64", 32, pbkdf) }
+    };
+    for hash in ["sha256", "sha512"] {
+        let mut now = image.clone();
+        let format = with_tools(64, |tools| luks1::format(&volume(hash), NEW, tools));
+        apply(&mut now, &format.unwrap().1);
+        assert!(opens(&now, NEW).is_some() && opens(&now, PASSPHRASE).is_none());
+        cut(&format!("{hash}, back"), &now, &image, true);
+        cut(&format!("{hash}, forth"), &image, &now, true);
+        for number in [1, 5, 7] {
+            let more = with_key(&now, OTHER, number);
+            cut(&format!("{hash}, {number} too"), &more, &image, true);
+            cut(&format!("{hash}, {number} too, forth"), &image, &more, true);
+        }
     }
 }
 
 #[test]
-fn an_interrupted_restore_of_the_other_version_is_completed_by_the_next_one() {
+fn a_crash_while_a_header_of_the_other_version_is_restored_leaves_a_key_that_opens() {
     let luks1 = small_luks1();
-    let mut luks2 = luks1.clone();
-    let Header::Luks1(header) = read(&luks1) else { panic!("not LUKS1") };
-    let writes = with_tools(62, |tools| to_luks2(&header, &luks1, tools.random)).unwrap().writes;
-    apply(&mut luks2, &writes);
-    assert!(matches!(read(&luks2), Header::Luks2(_)));
-    cut("LUKS1 over LUKS2", &luks2, &luks1, false);
-    cut("LUKS2 over LUKS1", &luks1, &luks2, false);
+    let converted = |luks1: &[u8]| {
+        let mut luks2 = luks1.to_vec();
+        let Header::Luks1(header) = read(luks1) else { panic!("not LUKS1") };
+        let plan = with_tools(62, |tools| to_luks2(&header, &luks1, tools.random));
+        apply(&mut luks2, &plan.unwrap().writes);
+        assert!(matches!(read(&luks2), Header::Luks2(_)));
+        luks2
+    };
+    let one = luks1.clone();
+    let two = with_key(&luks1, NEW, 3);
+    let five = (1..5).fold(luks1.clone(), |image, number| with_key(&image, NEW, number));
+    let last = without(&with_key(&luks1, NEW, 7), 0);
+    for (what, old) in [("one", &one), ("two", &two), ("five", &five), ("the last", &last)] {
+        for (which, new) in [("one", &one), ("two", &two), ("five", &five), ("the last", &last)] {
+            cut(&format!("LUKS1 with {which} over LUKS2 with {what}"), &converted(old), new, true);
+            cut(&format!("LUKS2 with {which} over LUKS1 with {what}"), old, &converted(new), true);
+        }
+    }
+    // The copies of the old header are not both whole.
+    let mut damaged = converted(&one);
+    damaged[0x4000 + 5000] ^= 1;
+    cut("LUKS1 over a damaged LUKS2", &damaged, &two, true);
 }
 
 /// One copy is damaged: the other one must not be written first.

@@ -74,6 +74,7 @@ const EFFECTS: &[Effect] = &[
     effect("verify_passphrase", WITH_KEY, ANY),
     effect("key_slot", &[Luks], ANY),
     effect("volume_key_file", WITH_KEY, ANY),
+    effect("volume_key_keyring", &[Luks], ANY),
     effect("token_id", &[Luks], ANY),
     effect("token_type", &[Luks], ANY),
     effect("token_only", &[Luks], ANY),
@@ -127,7 +128,7 @@ pub(crate) fn affects_transfers(id: &str) -> bool {
     known.is_none_or(|effect| effect.uses.contains(&Use::Transfer))
 }
 
-/// Options for a passphrase, which has no use beside `--volume-key-file`.
+/// Options for a passphrase, which has no use beside a volume key.
 const NOT_WITH_VOLUME_KEY: &[&str] = &[
     "key_file",
     "keyfile_size",
@@ -178,12 +179,14 @@ pub(crate) fn check(action: &str, given: &ArgMatches) -> Result<(), Failure> {
             return Err(refusal(action, effect, target, uses));
         }
     }
-    if is_given("volume_key_file")
+    let volume_key = ["volume_key_file", "volume_key_keyring"].into_iter().find(|id| is_given(id));
+    if let Some(volume_key) = volume_key
         && let Some(id) = NOT_WITH_VOLUME_KEY.iter().find(|id| is_given(id))
     {
         return Err(Failure::wrong(format!(
-            "{} has no effect beside --volume-key-file; leave one of them out",
-            option(action, id)
+            "{} has no effect beside {}; leave one of them out",
+            option(action, id),
+            option(action, volume_key)
         )));
     }
     if is_given("iv_large_sectors") && given.get_one::<u32>("sector_size").is_none_or(|s| *s <= 512)

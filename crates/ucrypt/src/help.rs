@@ -85,6 +85,7 @@ const LESS_USED: &[&str] = &[
     "keyfile_size",
     "keyfile_offset",
     "key_description",
+    "volume_key_keyring",
     "timeout",
     "tries",
     "key_slot",

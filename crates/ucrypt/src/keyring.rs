@@ -4,10 +4,28 @@
 use linux_keyutils::{KeyError, KeyRing, KeyRingIdentifier};
 use zeroize::Zeroizing;
 
+use crate::failure::Failure;
 use crate::passphrase::Secret;
 
 /// Longest payload of a key of the type "user", in bytes, rounded up.
 const PAYLOAD_MAX: usize = 32 << 10;
+
+/// Reads a volume key. As in cryptsetup, `%user:NAME` is `NAME`. Only keys of the type "user" can be
+/// read: the kernel gives the payload of a key of the type "logon" to nobody.
+pub(crate) fn volume_key(description: &str) -> Result<Secret, Failure> {
+    let typed = description.strip_prefix('%').and_then(|typed| typed.split_once(':'));
+    let name = match typed {
+        Some(("user" | "", name)) => name,
+        Some((kind, _)) => {
+            return Err(Failure::wrong(format!(
+                "--volume-key-keyring: no program can read keys of the type {kind:?}; put the volume key \
+                 there with the type user"
+            )));
+        }
+        None => description,
+    };
+    user_key(name).map_err(Failure::wrong)
+}
 
 /// Reads the key of the type "user" with this description. Searches what the kernel searches for
 /// `request_key`: the session keyring and all keyrings linked to it, the user's among them. Fails

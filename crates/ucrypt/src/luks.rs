@@ -18,7 +18,7 @@ mod rotate;
 mod show;
 mod token;
 
-pub(crate) use backup::{BackupArgs, WholeArgs, backup, erase, repair, restore};
+pub(crate) use backup::{BackupArgs, RestoreArgs, WholeArgs, backup, erase, repair, restore};
 pub(crate) use change::{disable_locks, has_to_store, store_flags};
 pub(crate) use config::{ConfigArgs, UuidArgs, config, uuid};
 pub(crate) use confirm::{confirm, confirm_at};

@@ -172,7 +172,7 @@ enum Action {
     LuksHeaderBackup(luks::BackupArgs),
     /// Put a saved header back
     #[command(name = "luksHeaderRestore")]
-    LuksHeaderRestore(luks::BackupArgs),
+    LuksHeaderRestore(luks::RestoreArgs),
     /// Convert a header between LUKS1 and LUKS2, in place
     Convert(luks::ConvertArgs),
     /// Write a damaged header copy again from the other one
@@ -232,10 +232,13 @@ fn main() -> ExitCode {
         arguments::check(&judged.words)?;
         Ok(judged)
     });
-    let Judged { words, notes, .. } = match judged {
+    let Judged { words, notes, warnings, usage, .. } = match judged {
         Ok(judged) => judged,
         Err(failure) => return exit(Err(failure), false),
     };
+    if usage {
+        return exit(stdio::print(&usage::usage(Cli::command(), words.first())), false);
+    }
     let given = std::iter::once("ucrypt".into()).chain(words.iter().cloned());
     let mut command = help::arranged(Cli::command());
     let parsed = command.try_get_matches_from_mut(given).and_then(|matches| {
@@ -259,6 +262,7 @@ fn main() -> ExitCode {
     }
     if !is_server {
         notes.iter().for_each(stdio::say_verbose);
+        warnings.iter().for_each(stdio::say_line);
     }
     if cli.disable_locks {
         luks::disable_locks();

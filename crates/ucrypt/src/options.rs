@@ -28,11 +28,13 @@ enum Elsewhere {
     NoEffect,
     /// It is accepted: this is so anyway.
     Accepted(&'static str),
+    /// It is accepted with a warning: what it asks for is not done, and nothing is lost by that.
+    Warned(&'static str),
     /// It is refused for this reason.
     Refused(&'static str),
 }
 
-use Elsewhere::{Accepted, NoEffect, Refused};
+use Elsewhere::{Accepted, NoEffect, Refused, Warned};
 
 const fn flag(long: &'static str, elsewhere: Elsewhere) -> Known {
     Known { long, short: None, has_value: false, elsewhere }
@@ -52,8 +54,6 @@ const OPAL: Elsewhere = Refused("self-encrypting drives (OPAL) are not supported
 const TCRYPT: Elsewhere = Refused("TrueCrypt and VeraCrypt volumes are not supported yet");
 const OLD_REENCRYPTION: Elsewhere =
     Refused("it belongs to cryptsetup-reencrypt, which is not supported");
-const KERNEL_KEY: Elsewhere =
-    Refused("volume keys are never in the kernel's keyring; use --volume-key-file");
 
 /// The options of cryptsetup 2.8 (`src/cryptsetup_arg_list.h`).
 const OPTIONS: &[Known] = &[
@@ -74,7 +74,10 @@ const OPTIONS: &[Known] = &[
         "device-size",
         Refused("open takes all of the image (plain: --size sectors); `ucrypt resize` changes it"),
     ),
-    flag("disable-blkid", Refused("signatures are always looked for, so that nothing is lost")),
+    flag(
+        "disable-blkid",
+        Warned("signatures are looked for all the same, without blkid, so that nothing is lost"),
+    ),
     flag("disable-external-tokens", Accepted("plugins for tokens are never loaded")),
     flag("disable-keyring", Accepted("volume keys are never put into the kernel's keyring")),
     flag("disable-locks", NoEffect),
@@ -113,7 +116,10 @@ const OPTIONS: &[Known] = &[
     value("keyslot-cipher", NoEffect),
     value("keyslot-key-size", NoEffect),
     value("label", NoEffect),
-    value("link-vk-to-keyring", KERNEL_KEY),
+    value(
+        "link-vk-to-keyring",
+        Refused("this program never puts volume keys into the kernel's keyring"),
+    ),
     value("luks2-keyslots-size", NoEffect),
     value("luks2-metadata-size", NoEffect),
     value("volume-key-file", NoEffect),
@@ -123,7 +129,7 @@ const OPTIONS: &[Known] = &[
     value("new-key-description", NoEffect),
     value("new-key-size", REENCRYPTION),
     value("new-key-slot", NoEffect),
-    value("new-token-id", Refused("add the key first, then its token with token add")),
+    value("new-token-id", NoEffect),
     value("new-volume-key-file", REENCRYPTION),
     value("new-volume-key-keyring", REENCRYPTION),
     short('o', value("offset", NoEffect)),
@@ -176,7 +182,7 @@ const OPTIONS: &[Known] = &[
     flag("veracrypt-query-pim", TCRYPT),
     short('v', flag("verbose", NoEffect)),
     short('y', flag("verify-passphrase", NoEffect)),
-    value("volume-key-keyring", KERNEL_KEY),
+    value("volume-key-keyring", NoEffect),
     short('B', value("block-size", OLD_REENCRYPTION)),
     short('N', flag("new", OLD_REENCRYPTION)),
     flag("use-directio", OLD_REENCRYPTION),
@@ -202,6 +208,7 @@ const NOT_NEEDED: &[(&str, &[&str], Elsewhere)] = &[
             "token-only",
             "token-type",
             "verify-passphrase",
+            "volume-key-keyring",
         ],
         Accepted("the server has the key"),
     ),
@@ -221,12 +228,20 @@ fn elsewhere(known: &Known, action: &str) -> Elsewhere {
     special.map_or(known.elsewhere, |(.., elsewhere)| *elsewhere)
 }
 
+/// The option of every program that uses popt, as cryptsetup does: print the usage line.
+const USAGE: &str = "--usage";
+
 /// A command line without the options that are accepted and mean nothing here.
+#[derive(Default)]
 pub(crate) struct Judged {
     /// The words that remain, the action first.
     pub(crate) words: Vec<OsString>,
     /// What the accepted options mean here.
     pub(crate) notes: Vec<String>,
+    /// The same of those that ask for something that is not done.
+    pub(crate) warnings: Vec<String>,
+    /// Whether only the usage line of the action is asked for.
+    pub(crate) usage: bool,
     /// The positions in `words` of those that are no options, after the action.
     positional: Vec<usize>,
 }
@@ -243,12 +258,14 @@ impl Judged {
 /// Takes accepted options out of a command line, and refuses cryptsetup's other options where the
 /// action does not have them. Leaves everything else to the parser.
 pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
-    let mut judged = Judged { words: Vec::new(), notes: Vec::new(), positional: Vec::new() };
+    let mut judged = Judged::default();
     let mut command = Cli::command();
     command.build();
     let action = words.first().and_then(|action| action.to_str());
     let action = action.and_then(|name| command.find_subcommand(name)).cloned();
     let Some(mut action) = action else {
+        let mut options = words.iter().take_while(|word| *word != "--");
+        judged.usage = options.any(|word| word == USAGE);
         judged.words = words;
         return Ok(judged);
     };
@@ -272,6 +289,10 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
             judged.words.push(word);
             continue;
         }
+        if word == USAGE {
+            judged.usage = true;
+            continue;
+        }
         let Some(given) = Given::parse(&word) else {
             judged.words.push(word);
             continue;
@@ -287,11 +308,16 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
             continue;
         };
         match elsewhere(known, action.get_name()) {
-            Accepted(note) => {
+            how @ (Accepted(note) | Warned(note)) => {
                 if known.has_value && !given.has_value {
                     words.next();
                 }
-                judged.notes.push(format!("--{}: {note}", known.long));
+                let said = format!("--{}: {note}", known.long);
+                let list = match how {
+                    Warned(_) => &mut judged.warnings,
+                    _ => &mut judged.notes,
+                };
+                list.push(said);
             }
             Refused(why) => {
                 return Err(Failure::wrong(format!("--{}: {why}", known.long)));
@@ -312,6 +338,9 @@ pub(crate) fn judge(words: Vec<OsString>) -> Result<Judged, Failure> {
 pub(crate) fn words_of_option(word: &OsString) -> Option<usize> {
     if !word.as_bytes().starts_with(b"-") {
         return None;
+    }
+    if word == USAGE {
+        return Some(1);
     }
     let given = Given::parse(word)?;
     let known = OPTIONS.iter().find(|known| given.is(known));
@@ -424,6 +453,7 @@ mod tests {
             let told = |elsewhere| match elsewhere {
                 NoEffect => "refused: no effect".to_owned(),
                 Accepted(why) => format!("accepted: {why}"),
+                Warned(why) => format!("accepted with a warning: {why}"),
                 Refused(why) => format!("refused: {why}"),
             };
             let mut elsewhere = match known.elsewhere {
@@ -469,7 +499,7 @@ mod tests {
     fn said(words: Vec<OsString>) -> String {
         match judge(words) {
             Err(failure) => failure.message,
-            Ok(judged) if !judged.notes.is_empty() => String::new(),
+            Ok(judged) if judged.notes.len() + judged.warnings.len() > 0 => String::new(),
             Ok(judged) => {
                 let words = std::iter::once("ucrypt".into()).chain(judged.words);
                 let parsed = Cli::command().try_get_matches_from(words);
@@ -554,6 +584,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_usage_line_is_asked_for_by_the_option_and_not_by_a_value_that_looks_like_it() {
+        let asked = |words: &[&str]| {
+            let words = words.iter().map(OsString::from).collect();
+            judge(words).unwrap_or_else(|failure| panic!("{failure}")).usage
+        };
+        assert!(asked(&["--usage"]) && asked(&["-q", "--usage"]));
+        assert!(asked(&["open", "--usage"]) && asked(&["open", "image", "--usage", "name"]));
+        for other in [
+            &["open", "--header", "--usage", "image"][..],
+            &["open", "--", "--usage"],
+            &["--", "--usage"],
+            &["open", "image"],
+        ] {
+            assert!(!asked(other), "{other:?}");
+        }
+    }
+
     fn judged(words: &[&str]) -> Result<(Vec<String>, usize), String> {
         let words = words.iter().map(OsString::from).collect();
         let judged = judge(words).map_err(|failure| failure.message)?;
@@ -584,6 +632,11 @@ mod tests {
             let error = judged(line).unwrap_err();
             assert!(error.starts_with(reason), "{line:?}: {error}");
         }
+        // Who has it in a script goes on, and is told what is not done.
+        let warned = judge(["open", "--disable-blkid", "i"].map(OsString::from).to_vec());
+        let warned = warned.unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(warned.words, ["open", "i"]);
+        assert!(warned.warnings[0].starts_with("--disable-blkid: signatures are looked for"));
         // The parser refuses what nobody knows.
         assert!(judged(&["open", "--no-such-option"]).is_ok());
         assert!(judged(&["nonsense", "--shared"]).is_ok());

@@ -32,8 +32,12 @@ use crate::failure::Failure;
 use crate::passphrase::Secret;
 use crate::stdio;
 
-/// Longest passphrase that can be typed, in bytes, as in cryptsetup.
+/// How many bytes of a typed passphrase count, as in cryptsetup: those behind them are dropped.
 const TYPED_MAX: usize = 512;
+
+/// Longest line in bytes that a terminal delivers to a program that does not edit it itself. Keys behind
+/// it do nothing.
+const LINE_MAX: usize = 4095;
 
 /// A terminal with a person at it.
 #[derive(Debug)]
@@ -49,7 +53,6 @@ enum Without {
     Interrupted,
     Ended,
     TimedOut,
-    TooLong,
     Failed(io::Error),
 }
 
@@ -91,9 +94,6 @@ impl Terminal {
             Without::Interrupted => Failure::wrong("interrupted"),
             Without::Ended => Failure::wrong("no passphrase was typed: the input has ended"),
             Without::TimedOut => Failure::wrong("no passphrase was typed within the time limit"),
-            Without::TooLong => Failure::wrong(format!(
-                "a passphrase at a terminal has at most {TYPED_MAX} bytes; use --key-file"
-            )),
             Without::Failed(error) => {
                 Failure::wrong(format!("cannot read from the terminal: {error}"))
             }
@@ -103,7 +103,7 @@ impl Terminal {
     fn type_passphrase(&self, prompt: &str, deadline: Option<Instant>) -> Result<Secret, Without> {
         loop {
             let signals = Signals::catch().map_err(Without::Failed)?;
-            let (mut line, ended) = {
+            let (line, ended) = {
                 // Turn the echo off before the prompt, so that an immediate answer is not echoed.
                 let quiet = Quiet::new(self.fd()).map_err(Without::Failed)?;
                 self.show(&format!("{prompt}: "));
@@ -113,7 +113,7 @@ impl Terminal {
             };
             self.show("\n");
             let signal = match ended? {
-                End::Done => return Ok(std::mem::take(&mut line.typed)),
+                End::Done => return Ok(self.cut(line.typed)),
                 End::Interrupt => {
                     // The others of the job, such as a script that would go on, get it as well.
                     let _ = kill_current_process_group(Signal::INT);
@@ -122,7 +122,6 @@ impl Terminal {
                 }
                 // Dropping `signals` ends the program, unless somebody else has taken the signal.
                 End::Signal => return Err(Without::Interrupted),
-                End::TooLong => return Err(Without::TooLong),
                 End::Input => return Err(Without::Ended),
                 End::Quit => Signal::QUIT,
                 End::Suspend => Signal::TSTP,
@@ -134,6 +133,18 @@ impl Terminal {
                 return Err(Without::Interrupted);
             }
         }
+    }
+
+    /// The part of a passphrase that counts. Says so if that is not all of it: cryptsetup drops the rest
+    /// without a word, and a passphrase that was typed there has to open the volume here.
+    fn cut(&self, mut typed: Secret) -> Secret {
+        if typed.len() > TYPED_MAX {
+            self.show(&format!(
+                "Only the first {TYPED_MAX} bytes of a typed passphrase count, as in cryptsetup.\n"
+            ));
+            typed.truncate(TYPED_MAX);
+        }
+        typed
     }
 
     fn type_line(
@@ -204,7 +215,6 @@ enum End {
     Suspend,
     /// A signal from outside asks the program to end.
     Signal,
-    TooLong,
 }
 
 /// Whether a signal ends the program at once: nobody types, and nobody else takes the signals.
@@ -330,18 +340,19 @@ struct Line {
 
 impl Line {
     fn new(keys: Keys) -> Self {
-        Self { keys, typed: Zeroizing::new(Vec::with_capacity(TYPED_MAX)), literal: false }
+        Self { keys, typed: Zeroizing::new(Vec::with_capacity(LINE_MAX)), literal: false }
     }
 
     /// Takes a key. Returns how the line ends, if it does.
     fn take(&mut self, key: u8) -> Option<End> {
         let keys = self.keys;
         if std::mem::take(&mut self.literal) {
-            return self.add(key);
+            self.add(key);
+            return None;
         }
         match key {
             b'\n' | b'\r' => return Some(End::Done),
-            0 => return self.add(key),
+            0 => self.add(key),
             key if key == keys.interrupt => return Some(End::Interrupt),
             key if key == keys.quit => return Some(End::Quit),
             key if key == keys.suspend => return Some(End::Suspend),
@@ -353,17 +364,16 @@ impl Line {
             // Accept both: the key often sends the one that the terminal is not set to.
             8 | 127 => self.erase(),
             key if key == keys.erase => self.erase(),
-            key => return self.add(key),
+            key => self.add(key),
         }
         None
     }
 
-    fn add(&mut self, key: u8) -> Option<End> {
-        if self.typed.len() == TYPED_MAX {
-            return Some(End::TooLong);
+    fn add(&mut self, key: u8) {
+        // The line must not grow: what it leaves behind would not be wiped.
+        if self.typed.len() < LINE_MAX {
+            self.typed.push(key);
         }
-        self.typed.push(key);
-        None
     }
 
     /// Removes the last character: all its bytes if they are UTF-8, or else one byte.
@@ -469,9 +479,14 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_that_is_too_long_is_not_cut() {
-        let (end, line) = typed(&[b'x'; TYPED_MAX]);
-        assert_eq!((end, line.len()), (None, TYPED_MAX));
-        assert_eq!(typed(&[b'x'; TYPED_MAX + 1]).0, Some(End::TooLong));
+    fn a_line_that_is_too_long_stays_in_its_memory_and_can_be_corrected() {
+        let (end, line) = typed(&[b'x'; LINE_MAX + 9]);
+        assert_eq!((end, line.len()), (None, LINE_MAX));
+        let mut line = Line::new(KEYS);
+        let place = line.typed.as_ptr();
+        let keys = [&[b'x'; TYPED_MAX + 2][..], &[127; 5], b"y\n"].concat();
+        assert_eq!(keys.iter().find_map(|key| line.take(*key)), Some(End::Done));
+        assert_eq!((line.typed.len(), line.typed.last()), (TYPED_MAX - 2, Some(&b'y')));
+        assert_eq!(line.typed.as_ptr(), place, "it has grown");
     }
 }

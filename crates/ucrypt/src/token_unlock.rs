@@ -149,6 +149,26 @@ impl TokenUnlockArgs {
     }
 }
 
+/// Refuses a token that is not there, or gives no passphrase to this program.
+pub(crate) fn check_token(header: &Header, number: u32) -> Result<&Token, Failure> {
+    let token = header.luks2("tokens")?.metadata.tokens.get(&number);
+    let token = token.ok_or_else(|| Failure::wrong(format!("token {number} is not in use")))?;
+    if token.kind == KEYRING { Ok(token) } else { Err(Failure::wrong(foreign(number, token))) }
+}
+
+/// The passphrase that a token of the header gives.
+pub(crate) fn passphrase_of_token(header: &Header, number: u32) -> Result<Secret, Failure> {
+    let token = check_token(header, number)?;
+    let mut outcome = Outcome::default();
+    outcome.key(number, token).ok_or_else(|| Failure::denied(outcome.problems.join("; ")))
+}
+
+fn foreign(number: u32, token: &Token) -> String {
+    let kind = &token.kind;
+    let program = if kind.starts_with("systemd-") { "; systemd-cryptsetup can" } else { "" };
+    format!("token {number} is of the type {kind}, which this program cannot use{program}")
+}
+
 impl Outcome {
     fn refuse(&mut self, problem: String) {
         self.refused = true;
@@ -158,12 +178,7 @@ impl Outcome {
     /// The passphrase that a token gives.
     fn key(&mut self, number: u32, token: &Token) -> Option<Secret> {
         if token.kind != KEYRING {
-            let kind = &token.kind;
-            let program =
-                if kind.starts_with("systemd-") { "; systemd-cryptsetup can" } else { "" };
-            self.problems.push(format!(
-                "token {number} is of the type {kind}, which this program cannot use{program}"
-            ));
+            self.problems.push(foreign(number, token));
             return None;
         }
         let Some(Json::String(description)) = token.json.get("key_description") else {

@@ -1,4 +1,7 @@
-//! What is said of a command line that cannot be understood: one line, as of all other failures.
+//! What is said of a command line that cannot be understood: one line, as of all other failures. And the
+//! line that shows how an action is used.
+
+use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
@@ -22,6 +25,17 @@ pub(crate) fn line<'a>(
     parts.join("; ")
 }
 
+/// The usage line of an action, or of the command if it has no action of this name.
+pub(crate) fn usage(mut command: Command, action: Option<&OsString>) -> String {
+    command.build();
+    let action = action.and_then(|name| name.to_str());
+    let line = match action.and_then(|name| command.find_subcommand_mut(name)) {
+        Some(action) => action.render_usage(),
+        None => command.render_usage(),
+    };
+    format!("{line}\n")
+}
+
 /// What was probably meant.
 fn similar(error: &Error) -> Option<&str> {
     use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
@@ -40,6 +54,15 @@ mod tests {
 
     use super::*;
     use crate::Cli;
+
+    #[test]
+    fn the_usage_of_an_action_is_one_line() {
+        let of = |name: &str| usage(Cli::command(), Some(&name.into()));
+        assert_eq!(of("isLuks"), "Usage: ucrypt isLuks [OPTIONS] <IMAGE>\n");
+        assert_eq!(of("luksDelKey"), "Usage: ucrypt luksKillSlot [OPTIONS] <IMAGE> <NUMBER>\n");
+        assert_eq!(of("nonsense"), "Usage: ucrypt [OPTIONS] <COMMAND>\n");
+        assert_eq!(usage(Cli::command(), None), "Usage: ucrypt [OPTIONS] <COMMAND>\n");
+    }
 
     #[test]
     fn a_command_line_that_is_not_understood_takes_one_line_with_its_remedy() {

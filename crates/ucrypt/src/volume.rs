@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 
 use crate::failure::Failure;
 use crate::json_path::bytes_of;
+use crate::keyring;
 use crate::luks::{HeaderImage, confirm, confirm_at};
 use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, Source, read_volume_key};
@@ -50,8 +51,8 @@ pub(crate) struct VolumeArgs {
     /// Ask by systemd-ask-password, whose agents ask on the console, on the boot screen or at a terminal
     #[arg(long, conflicts_with_all = ["key_file", "key_description"])]
     ask_password: bool,
-    /// How often a passphrase may be tried at a terminal
-    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often a passphrase may be tried at a terminal; 0 is once
+    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3)]
     tries: u32,
     /// Ask for the passphrase twice
     #[arg(short = 'y', long)]
@@ -62,6 +63,9 @@ pub(crate) struct VolumeArgs {
     /// Use the volume key in this file instead of a passphrase
     #[arg(long, alias = "master-key-file", value_name = "FILE")]
     volume_key_file: Option<PathBuf>,
+    /// Use the volume key that the kernel's keyring holds under this name, as a key of the type user
+    #[arg(long, value_name = "NAME", conflicts_with = "volume_key_file")]
+    volume_key_keyring: Option<String>,
     /// Refuse writes; repair nothing
     #[arg(short = 'r', long)]
     readonly: bool,
@@ -385,7 +389,7 @@ impl VolumeArgs {
                 "--unbound has no effect beside tokens, which open the volume",
             ));
         }
-        if looking.volume_key_file.is_some() {
+        if looking.volume_key_file.is_some() || looking.volume_key_keyring.is_some() {
             return tell_of_damage(&looking.unlock(&file, image, KeySource::Arguments)?, None);
         }
         let found = looking.find_header(&file, image)?;
@@ -480,6 +484,10 @@ impl VolumeArgs {
         key: KeySource,
     ) -> Result<Unlocked, Failure> {
         if let KeySource::Known(key) = key {
+            return Ok(header.unlock_with_volume_key(&key)?);
+        }
+        if let Some(description) = &self.volume_key_keyring {
+            let key = keyring::volume_key(description)?;
             return Ok(header.unlock_with_volume_key(&key)?);
         }
         if let Some(path) = &self.volume_key_file {
@@ -627,6 +635,8 @@ fn try_passphrases<T>(
         match open(&passphrase) {
             Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
                 say_line(error);
+                // The next passphrase may be waited for.
+                secrecy::scrub_stack();
                 tries -= 1;
             }
             result => return Ok(result?),

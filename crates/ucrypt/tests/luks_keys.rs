@@ -485,7 +485,9 @@ fn backups_are_cryptsetups_byte_for_byte_and_restore_what_was_erased() {
         good(&backup(UCRYPT, &ours));
         good(&backup("cryptsetup", &theirs));
         assert!(fs::read(&ours).unwrap() == fs::read(&theirs).unwrap());
-        assert_eq!(fs::metadata(&ours).unwrap().permissions().mode() & 0o777, 0o600);
+        for file in [&ours, &theirs] {
+            assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o400);
+        }
         let again = backup(UCRYPT, &ours);
         assert!(code(&again) == 1 && stderr(&again).contains("already exists"));
 
@@ -499,6 +501,55 @@ fn backups_are_cryptsetups_byte_for_byte_and_restore_what_was_erased() {
         assert!(fs::read(&both.ours).unwrap() == before);
         both.opens(&["one"], &["two"]);
     }
+}
+
+/// The keyslots area has room for a single keyslot, and both headers have one.
+#[test]
+fn a_restore_without_room_for_two_keyslots_saves_the_old_header_first() {
+    let scratch = Scratch::new();
+    let image = scratch.make("small", 5 << 20);
+    let (image, key) = (text(&image), scratch.path("key"));
+    let format = [&["luksFormat", "-q", "--luks2-keyslots-size", "256k"], CHEAP].concat();
+    good(&ucrypt(&[&format[..], &["--offset", "8192", image]].concat(), b"one"));
+    let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&key), image];
+    good(&ucrypt(&dump, b"one"));
+    let (backup, saved) = (scratch.path("backup"), scratch.path("saved"));
+    good(&ucrypt(&["luksHeaderBackup", "--header-backup-file", text(&backup), image], b""));
+    let again = ["--offset", "8192", "--volume-key-file", text(&key), image];
+    good(&ucrypt(&[&format[..], &again].concat(), b"new"));
+    let before = fs::read(image).unwrap();
+    let opens = |passphrase: &[u8]| {
+        let test = ["open", "--test-passphrase", image];
+        [UCRYPT, "cryptsetup"].map(|program| code(&run(program, &test, passphrase)))
+    };
+    let restore = ["luksHeaderRestore", "-q", "--header-backup-file", text(&backup), image];
+    let ran = ucrypt(&restore, b"");
+    let told = ["no room", "--old-header-file FILE", "gets that header back"];
+    assert_eq!(code(&ran), 1, "{}", stderr(&ran));
+    assert!(told.iter().all(|words| stderr(&ran).contains(words)), "{}", stderr(&ran));
+    assert!(fs::read(image).unwrap() == before);
+    // What is there already and is no saved header of this volume is not touched.
+    fs::write(&saved, b"something else").unwrap();
+    let with_file = [&restore[..], &["--old-header-file", text(&saved)]].concat();
+    let ran = ucrypt(&with_file, b"");
+    assert!(
+        code(&ran) == 1 && stderr(&ran).contains("exists, and is no saved"),
+        "{}",
+        stderr(&ran)
+    );
+    assert!(fs::read(&saved).unwrap() == b"something else" && fs::read(image).unwrap() == before);
+    fs::remove_file(&saved).unwrap();
+    good(&ucrypt(&with_file, b""));
+    assert_eq!((opens(b"one"), opens(b"new")), ([0, 0], [2, 2]));
+    // Run again, as after an interruption: the saved header stays.
+    let first = fs::read(&saved).unwrap();
+    good(&ucrypt(&with_file, b""));
+    assert!(fs::read(&saved).unwrap() == first);
+    let back = ["luksHeaderRestore", "-q", "--header-backup-file", text(&saved)];
+    let other = scratch.path("other");
+    good(&ucrypt(&[&back[..], &["--old-header-file", text(&other), image]].concat(), b""));
+    assert_eq!((opens(b"one"), opens(b"new")), ([2, 2], [0, 0]));
+    assert!(fs::read(image).unwrap() == before);
 }
 
 /// The header names where the data begins in another file, which may be behind the header's end.

@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Output;
 
 use luks::both::{Both, LUKS1, LUKS2};
-use luks::{CHEAP, code, good, run, stderr, text, ucrypt};
+use luks::{CHEAP, Scratch, code, good, run, stderr, text, ucrypt};
 
 /// The lines of `-v` that tell what happened.
 fn told(output: &Output) -> Vec<String> {
@@ -99,7 +99,7 @@ fn no_option_of_cryptsetup_is_unknown() {
         .lines()
         .take_while(|line| !line.contains("is one of"))
         .filter_map(named)
-        .filter(|(name, _)| !["--help", "--usage", "--version"].contains(&&**name))
+        .filter(|(name, _)| !["--help", "--version"].contains(&&**name))
         .collect();
     assert!(options.len() > 100, "{options:?}");
     for action in ["luksUUID", "luksDump", "luksFormat", "open", "luksAddKey", "close", "config"] {
@@ -120,6 +120,39 @@ fn no_option_of_cryptsetup_is_unknown() {
         }
     }
     assert!(fs::read(&both.ours).unwrap() == before);
+}
+
+/// As popt does it for cryptsetup: one line on standard output, and nothing else is looked at.
+#[test]
+fn usage_prints_one_line_and_does_nothing() {
+    for (args, line) in [
+        (&["--usage"][..], "Usage: ucrypt [OPTIONS] <COMMAND>\n"),
+        (&["-q", "--usage"], "Usage: ucrypt [OPTIONS] <COMMAND>\n"),
+        (&["luksUUID", "--usage"], "Usage: ucrypt luksUUID [OPTIONS] <IMAGE>\n"),
+        (&["--usage", "isLuks", "/nonexistent"], "Usage: ucrypt isLuks [OPTIONS] <IMAGE>\n"),
+        (&["erase", "-q", "/nonexistent", "--usage"], "Usage: ucrypt erase [OPTIONS] <IMAGE>\n"),
+    ] {
+        let ran = ucrypt(args, b"");
+        assert_eq!(good(&ran), line, "{args:?}");
+        assert_eq!(stderr(&ran), "", "{args:?}");
+        assert_eq!(code(&run("cryptsetup", args, b"")), 0, "{args:?}");
+    }
+}
+
+/// A script that has it for cryptsetup 2.8 goes on.
+#[test]
+fn an_option_whose_wish_is_not_done_is_accepted_with_a_warning() {
+    let scratch = Scratch::new();
+    let image = scratch.image();
+    let format = [&["luksFormat", "-q", "--disable-blkid"], CHEAP, &[text(&image)]].concat();
+    let ran = ucrypt(&format, b"one");
+    good(&ran);
+    assert!(
+        stderr(&ran).contains("--disable-blkid: signatures are looked for"),
+        "{}",
+        stderr(&ran)
+    );
+    good(&run("cryptsetup", &["open", "--test-passphrase", text(&image)], b"one"));
 }
 
 #[test]

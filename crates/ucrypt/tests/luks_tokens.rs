@@ -191,6 +191,105 @@ fn keys_are_added_by_the_passphrase_of_a_token() {
     }
 }
 
+/// Done by both programs, and compared: the new keyslot has the passphrase of the token, which is assigned
+/// to it.
+#[test]
+fn a_new_keyslot_takes_the_passphrase_of_a_token() {
+    let both = two_keyslots();
+    let (new, one) = (UserKey::new(b"new"), UserKey::new(b"one"));
+    add_token(&both, "ucrypt test, not there", "0", "0");
+    for (token, id) in [(&new, "3"), (&one, "5")] {
+        let add = ["token", "add", "--key-description", &token.description, "--token-id", id];
+        both.does(&[&add[..], &["--unbound", "IMAGE"]].concat(), b"");
+    }
+    both.does(&["token", "import", "--token-id", "7", "IMAGE"], br#"{"type":"x","keyslots":[]}"#);
+    let add = |options: &[&'static str]| [&["luksAddKey"], options, CHEAP, &["IMAGE"]].concat();
+    both.does(&add(&["--new-token-id", "3"]), b"one");
+    both.opens(&["one", "two", "new"], &[]);
+    both.does(&add(&["--new-token-id", "3", "--new-key-slot", "9"]), b"new");
+    both.does(&["token", "unassign", "--token-id", "0", "-S", "0", "IMAGE"], b"");
+    both.does(&["token", "add", "--key-description", &one.description, "-S", "0", "IMAGE"], b"");
+    // Both passphrases come from tokens, and from one of them.
+    both.does(&add(&["--token-id", "1", "--new-token-id", "3"]), b"");
+    both.does(&add(&["--token-id", "3", "--new-token-id", "3"]), b"");
+    let assigned = &header(&both.ours)["metadata"]["tokens"]["3"]["keyslots"];
+    assert_eq!(*assigned, serde_json::json!(["2", "3", "4", "9"]));
+    // The key is not there; there is no such token; it is of another program; the passphrase is wrong.
+    for (options, stdin, expected) in [
+        (&["--new-token-id", "0"][..], &b"one"[..], 2),
+        (&["--new-token-id", "8"], b"one", 1),
+        (&["--new-token-id", "7"], b"one", 1),
+        (&["--new-token-id", "3", "--new-key-slot", "1"], b"one", 1),
+    ] {
+        let [ours, _] = both.act(&add(options), stdin);
+        assert_eq!(code(&ours), expected, "{options:?}: {}", stderr(&ours));
+    }
+    let image = text(&both.ours);
+    let before = fs::read(image).unwrap();
+    for (options, words, expected) in [
+        (&["--new-token-id", "3"][..], "no keyslot", 2),
+        (&["--new-token-id", "7"], "token 7 is of the type x, which this program cannot use", 1),
+        (&["--new-token-id", "3", "--new-keyfile", "x"], "cannot be used with", 1),
+        (&["--new-token-id", "3", "--unbound", "-s", "256"], "cannot be used with", 1),
+    ] {
+        let ran = ucrypt(&[&["luksAddKey"], options, CHEAP, &[image]].concat(), b"neither");
+        assert_eq!(code(&ran), expected, "{options:?}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains(words), "{options:?}: {}", stderr(&ran));
+    }
+    assert!(fs::read(image).unwrap() == before);
+    let ran = ucrypt(&["luksAddKey", "--new-token-id", "3", text(&Both::new(LUKS1).ours)], b"one");
+    assert!(code(&ran) == 1 && stderr(&ran).contains("no tokens"), "{}", stderr(&ran));
+}
+
+/// As in cryptsetup 2.8, which is not here to compare with: the volume opens, and by the right key alone.
+#[test]
+fn a_volume_key_in_the_keyring_opens_the_volume_and_adds_keys() {
+    let both = two_keyslots();
+    let image = text(&both.ours);
+    let file = both.scratch.path("key");
+    let dump = ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", text(&file), image];
+    good(&run("cryptsetup", &dump, b"one"));
+    let key = fs::read(&file).unwrap();
+    let (right, short) = (UserKey::new(&key), UserKey::new(&key[..63]));
+    let wrong = UserKey::new(&[&key[..63], &[!key[63]]].concat());
+    let typed = format!("%user:{}", right.description);
+    let act = |words: &[&str], by: &str| {
+        ucrypt(&[words, &["--volume-key-keyring", by, image]].concat(), b"new")
+    };
+    let test = ["open", "--test-passphrase"];
+    for by in [&right.description, &typed] {
+        good(&act(&test, by));
+    }
+    for (by, expected, words) in [
+        (&wrong.description[..], 2, "volume key"),
+        (&short.description, 2, "volume key"),
+        ("ucrypt test, not there", 1, "the kernel's keyring has no key"),
+        ("%logon:x", 1, "no program can read keys of the type \"logon\""),
+    ] {
+        for words_of_action in [&test[..], &["read", "--length", "7"], &["luksAddKey"]] {
+            let ran = act(words_of_action, by);
+            assert_eq!(code(&ran), expected, "{by} {words_of_action:?}: {}", stderr(&ran));
+            assert!(stderr(&ran).contains(words), "{by} {words_of_action:?}: {}", stderr(&ran));
+        }
+    }
+    // Standard input is the new passphrase, or the data.
+    good(&act(&[&["luksAddKey", "-q"][..], CHEAP].concat(), &right.description));
+    good(&run("cryptsetup", &["open", "--test-passphrase", image], b"new"));
+    good(&ucrypt(&["write", "--volume-key-keyring", &typed, image], b"content"));
+    assert_eq!(good(&act(&["read", "--length", "7"], &right.description)), "content");
+    let before = fs::read(image).unwrap();
+    for (more, words) in [
+        (&["luksAddKey", "--key-file", "x"][..], "--key-file has no effect"),
+        (&["luksAddKey", "--volume-key-file", "x"], "cannot be used with"),
+        (&["open", "--test-passphrase", "-S", "1"], "--key-slot has no effect beside"),
+        (&["open", "--test-passphrase", "--volume-key-file", "x"], "cannot be used with"),
+    ] {
+        let ran = act(more, &right.description);
+        assert!(code(&ran) == 1 && stderr(&ran).contains(words), "{more:?}: {}", stderr(&ran));
+    }
+    assert!(fs::read(image).unwrap() == before);
+}
+
 #[test]
 fn volumes_are_read_and_written_by_tokens() {
     let both = two_keyslots();

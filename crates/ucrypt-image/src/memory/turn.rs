@@ -7,15 +7,18 @@
 //!
 //! As root the queue is cryptsetup's own lock for memory-hard derivations, so that systemd's unlocks
 //! at boot wait as well. Other users have one in their runtime directory: a lock that all users can
-//! take could be held by any of them for ever.
+//! take could be held by any of them for ever. The unlocks of others are seen in /proc instead, where
+//! memory is short: they are waited for, but only for a minute.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use ucrypt_luks::Permit;
 
-use super::{Bytes, REMEDY, cgroup};
+use super::{Bytes, REMEDY, SMALL, cgroup};
 use crate::cryptsetup_locks::{directory, is_still, open};
 use crate::flock::Locked;
 use crate::{machine, runtime_directory};
@@ -27,9 +30,17 @@ const QUEUE_OF_ROOT: &str = "LN_memory-hard-access";
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long to wait for memory while no other derivation holds any.
 const PATIENCE_ALONE: Duration = Duration::from_secs(2);
+/// How long to wait for derivations of other users, which take no lock of this one.
+const PATIENCE_OTHERS: Duration = Duration::from_secs(60);
 /// After this time, tell that it takes long.
 const SILENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two looks at what other users do.
+const PAUSE_OTHERS: Duration = Duration::from_millis(500);
+/// Where the processes of all users are.
+const PROCESSES: &str = "/proc";
+/// Programs that derive keys with much memory, as the kernel cuts their names off.
+const DERIVING: [&str; 3] = ["ucrypt", "cryptsetup", "systemd-cryptse"];
 
 /// A turn to take memory.
 pub(super) struct Turn {
@@ -71,7 +82,7 @@ pub(super) fn take(bytes: u64, waits: &dyn Fn()) -> Result<Turn, String> {
 /// there still is no room, refuses where a control group would kill the process, and goes on where
 /// only the machine is short: it may have caches of which it does not tell.
 fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool, String> {
-    let mut alone_since = None;
+    let (begun, mut alone_since, mut pause) = (Instant::now(), None, PAUSE);
     loop {
         let tightest = cgroup::limits().into_iter().min_by_key(|limit| limit.room);
         let of_group = tightest.as_ref().map_or(u64::MAX, |limit| limit.room);
@@ -81,6 +92,9 @@ fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool,
         }
         if in_use.is_some_and(is_held) {
             alone_since = None;
+        } else if begun.elapsed() < PATIENCE_OTHERS && others_derive(Path::new(PROCESSES)) {
+            alone_since = None;
+            pause = (2 * pause).min(PAUSE_OTHERS);
         } else if alone_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE_ALONE {
             return match tightest.filter(|_| bytes > of_group) {
                 None => Ok(true),
@@ -90,8 +104,31 @@ fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool,
                 )),
             };
         }
-        wait.pause()?;
+        wait.pause_for(pause)?;
     }
+}
+
+/// Whether a program of another user that derives keys holds much memory. `processes` is /proc, which
+/// may hide them.
+fn others_derive(processes: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let derives = |process: &Path| {
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        let is_known = DERIVING.contains(&name.trim_end());
+        let is_other = || fs::metadata(process).is_ok_and(|found| found.uid() != own);
+        // Without its program and other files.
+        let pages = || {
+            let sizes = fs::read_to_string(process.join("statm")).unwrap_or_default();
+            let mut sizes = sizes.split(' ').skip(1).map_while(|size| size.parse::<u64>().ok());
+            Some(sizes.next()?.saturating_sub(sizes.next()?))
+        };
+        let page = rustix::param::page_size() as u64;
+        is_known && is_other() && pages().is_some_and(|pages| pages.saturating_mul(page) >= SMALL)
+    };
+    let entries = fs::read_dir(processes).into_iter().flatten().flatten();
+    let mut numbered =
+        entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    numbered.any(|entry| derives(&entry.path()))
 }
 
 /// Whether a derivation holds memory.
@@ -134,6 +171,10 @@ struct Wait<'a> {
 
 impl Wait<'_> {
     fn pause(&mut self) -> Result<(), String> {
+        self.pause_for(PAUSE)
+    }
+
+    fn pause_for(&mut self, pause: Duration) -> Result<(), String> {
         if self.since.elapsed() >= PATIENCE {
             return Err(format!(
                 "other key derivations have held the memory for {} s; try again later",
@@ -144,7 +185,41 @@ impl Wait<'_> {
             self.told = true;
             (self.waits)();
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use super::*;
+
+    /// Needs root, to make a process's folder look like another user's.
+    #[test]
+    fn another_users_derivation_is_seen_by_its_name_and_its_memory() {
+        let pages = SMALL / rustix::param::page_size() as u64;
+        let much = format!("{} {} 7 0 0 0 0\n", 9 * pages, pages + 7);
+        let little = format!("{} {} {pages} 0 0 0 0\n", 9 * pages, 2 * pages - 1);
+        for (folder, name, memory, user, seen) in [
+            ("17", "ucrypt\n", &much, 65534, true),
+            ("17", "cryptsetup\n", &much, 65534, true),
+            ("17", "systemd-cryptse\n", &much, 65534, true),
+            ("17", "ucrypt\n", &little, 65534, false),
+            ("17", "ucrypt-lab\n", &much, 65534, false),
+            ("17", "ucrypt\n", &much, 0, false),
+            ("self", "ucrypt\n", &much, 65534, false),
+        ] {
+            let processes = tempfile::tempdir().expect("a directory");
+            let process = processes.path().join(folder);
+            fs::create_dir(&process).expect("a folder");
+            fs::write(process.join("comm"), name).expect("written");
+            fs::write(process.join("statm"), memory).expect("written");
+            chown(&process, Some(user), None).expect("given away");
+            assert_eq!(others_derive(processes.path()), seen, "{folder} {name} {memory} {user}");
+        }
+        let none = tempfile::tempdir().expect("a directory");
+        assert!(!others_derive(none.path()) && !others_derive(&none.path().join("none")));
     }
 }

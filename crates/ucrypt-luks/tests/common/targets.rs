@@ -114,7 +114,7 @@ pub(crate) fn look(bytes: &[u8]) -> Looked {
     if let Some(damage) = &damage {
         assert!(!damage.to_string().is_empty());
     }
-    let _ = header.check_strictly(damage.as_ref());
+    let _ = header.check_strictly(damage.as_ref(), None);
     if is_quick(&header)
         && let Ok(unlocked) = header.unlock(&image, PASSPHRASE, None)
     {

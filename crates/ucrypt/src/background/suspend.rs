@@ -17,6 +17,7 @@ use super::control::{self, Request};
 use super::said;
 use crate::failure::Failure;
 use crate::json_path::path_in;
+use crate::keyring;
 use crate::log::{Level, event};
 use crate::luks::Kind;
 use crate::passphrase::VerifiedKeyArgs;
@@ -42,8 +43,8 @@ pub(crate) struct ResumeArgs {
     name: String,
     #[command(flatten)]
     key: VerifiedKeyArgs,
-    /// How often a passphrase may be tried at a terminal
-    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often a passphrase may be tried at a terminal; 0 is once
+    #[arg(short = 'T', long, value_name = "COUNT", default_value_t = 3)]
     tries: u32,
     /// Try only this keyslot
     #[arg(short = 'S', long, value_name = "NUMBER")]
@@ -54,6 +55,12 @@ pub(crate) struct ResumeArgs {
         "token_id", "token_type", "token_only",
     ])]
     volume_key_file: Option<PathBuf>,
+    /// Use the volume key that the kernel's keyring holds under this name, as a key of the type user
+    #[arg(long, value_name = "NAME", conflicts_with_all = [
+        "key_file", "keyfile_size", "keyfile_offset", "key_description", "timeout", "verify_passphrase", "key_slot", "tries",
+        "token_id", "token_type", "token_only", "volume_key_file",
+    ])]
+    volume_key_keyring: Option<String>,
     /// Where the LUKS header is now, if not where it was when the volume was opened
     #[arg(long, value_name = "FILE")]
     header: Option<PathBuf>,
@@ -101,13 +108,14 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
         token: &args.token,
         quiet: args.batch_mode,
     };
-    let key = match &args.volume_key_file {
-        Some(path) => {
+    let key = match (&args.volume_key_file, &args.volume_key_keyring) {
+        (_, Some(description)) => keyring::volume_key(description)?,
+        (Some(path), None) => {
             // As much as `open` reads. The file may be longer.
             let bits = volume["key_bits"].as_u64();
             crate::passphrase::read_volume_key(path, bits.map(|bits| bits / 8))?
         }
-        None => again.unlock()?,
+        (None, None) => again.unlock()?,
     };
     said(&control::resume(&paths, &key)?)
 }

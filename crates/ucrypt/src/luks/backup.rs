@@ -13,7 +13,7 @@ use ucrypt_luks::{
 use super::change::{HeaderArgs, carry_out, changed, is_same_volume, lock_asked};
 use super::confirm::{confirm, confirm_on_keys};
 use super::image::{
-    Grown, HeaderImage, NewFile, PRIVATE, check_same, grow, open_to_format, open_to_look, reserve,
+    Grown, HeaderImage, NewFile, READ_ONLY, check_same, grow, open_to_format, open_to_look, reserve,
 };
 use super::keys::removed;
 use crate::failure::Failure;
@@ -38,6 +38,16 @@ pub(crate) struct BackupArgs {
     header_backup_file: PathBuf,
 }
 
+/// Arguments of `luksHeaderRestore`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RestoreArgs {
+    #[command(flatten)]
+    backup: BackupArgs,
+    /// Save the header that is there in this new file first
+    #[arg(long, value_name = "FILE")]
+    old_header_file: Option<PathBuf>,
+}
+
 /// Arguments of `repair` and `erase`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WholeArgs {
@@ -57,7 +67,8 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
     let _waiting = Waiting::begin(&format!("saving the header in {}", path.display()));
     let bytes = header.backup(image)?;
     let shown = path.display();
-    let Some(mut made) = NewFile::create(path, PRIVATE)? else {
+    // As cryptsetup's: what is written over by mistake is lost.
+    let Some(mut made) = NewFile::create(path, READ_ONLY)? else {
         return Err(Failure::wrong(format!(
             "requested header backup file {shown} already exists; name a new one, because an old backup may \
              be the only one"
@@ -69,7 +80,8 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
 }
 
 /// Carries out `luksHeaderRestore`.
-pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
+pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
+    let RestoreArgs { backup: args, old_header_file: saved } = args;
     let backup = read_backup(&args.header_backup_file)?;
     let place = args.header.place();
     let name = place.display().to_string();
@@ -80,6 +92,7 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
     let asked = restore_from(&grown, &backup, &mut secrecy::random)
         .map_err(|error| Failure::from(error).about(&name))?;
+    check_survives(&name, &asked, saved.as_deref())?;
     let needed = asked.header.backup_len();
     let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
     if image_len < needed && !is_detached {
@@ -103,10 +116,45 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     if !overwrites_the_same(&asked, &now) {
         return Err(changed());
     }
+    check_survives(&name, &now, saved.as_deref())?;
     reserve(&lock, place, &now.writes)?;
+    if let (Some(saved), Some(old)) = (saved, &now.old) {
+        save_old(old, &medium, saved)?;
+    }
     write_verified(&medium, &now.writes).map_err(|error| {
+        let back = saved.as_ref().filter(|_| now.old.is_some()).map(|saved| {
+            format!("; to go back, luksHeaderRestore --header-backup-file {}", saved.display())
+        });
         Failure::device(format!(
-            "{error}; the header is half restored: keep the backup, and run this again"
+            "{error}; the header is half restored: keep the backup, and run this again{}",
+            back.unwrap_or_default()
+        ))
+    })
+}
+
+/// Refuses to begin if an interruption might leave no key, and the old header is not saved before.
+fn check_survives(name: &str, restore: &Restore, saved: Option<&Path>) -> Result<(), Failure> {
+    if restore.survives || saved.is_some() {
+        return Ok(());
+    }
+    Err(Failure::wrong(format!(
+        "{name}: there is no room to keep a keyslot of the header that is there until the backup is, so an \
+         interruption would leave no key; use --old-header-file FILE, from which luksHeaderRestore gets \
+         that header back"
+    )))
+}
+
+/// Saves the header that is about to be overwritten. A file that is there already may be the work of a
+/// restore that was interrupted: it stays if it fits this volume.
+fn save_old(old: &Header, medium: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
+    if !path.exists() {
+        return save(old, medium, path);
+    }
+    let fits = restore_from(medium, &read_backup(path)?, &mut secrecy::random);
+    fits.map(drop).map_err(|error| {
+        Failure::wrong(format!(
+            "{} exists, and is no saved header of this volume: {error}; name a new file",
+            path.display()
         ))
     })
 }

@@ -194,6 +194,22 @@ impl Locked {
             "keyslot {number} was changed by another program meanwhile; nothing was done"
         )))
     }
+
+    /// Refuses to go on if the token is not the one that `before` has shown.
+    pub(super) fn check_token(&self, before: &Header, number: u32) -> Result<(), Failure> {
+        let of = |header: &Header| match header {
+            Header::Luks2(header) => {
+                header.metadata.tokens.get(&number).map(|token| token.json.to_stored())
+            }
+            Header::Luks1(_) => None,
+        };
+        if of(&self.header) == of(before) {
+            return Ok(());
+        }
+        Err(Failure::busy(format!(
+            "token {number} was changed by another program meanwhile; nothing was done"
+        )))
+    }
 }
 
 /// For a change in several steps, each of which is begun only if there is room for all of it.

@@ -11,8 +11,8 @@ use ucrypt_backend::FileBackend;
 use ucrypt_image::header;
 pub(crate) use ucrypt_image::header::HeaderImage;
 pub(super) use ucrypt_image::header::{
-    NewFile, PRIVATE, check_same, lock_and_reserve, lock_opened, open_to_format, open_to_look,
-    reserve, reserve_in,
+    NewFile, PRIVATE, READ_ONLY, check_same, lock_and_reserve, lock_opened, open_to_format,
+    open_to_look, reserve, reserve_in,
 };
 use ucrypt_luks::{Header, ReadAt};
 

@@ -9,18 +9,19 @@ use std::path::{Path, PathBuf};
 
 use subtle::ConstantTimeEq;
 use ucrypt_backend::FileBackend;
-use ucrypt_luks::{Error, Header, OpenedKey};
+use ucrypt_luks::{Error, Header, NewKey, OpenedKey, Unlocked, Write};
 
 use super::change::{HeaderArgs, Locked, with_tools};
 use super::confirm::confirm_on_keys;
 use super::image::HeaderImage;
 use super::new_key_args::{KeyslotArgs, NewPassphraseArgs, bytes_of};
 use crate::failure::Failure;
+use crate::keyring;
 use crate::memory;
 use crate::passphrase::{KeyArgs, Secret, VerifiedKeyArgs, read_volume_key};
 use crate::secrecy;
 use crate::stdio::{say, say_verbose};
-use crate::token_unlock::TokenUnlockArgs;
+use crate::token_unlock::{TokenUnlockArgs, check_token, passphrase_of_token};
 
 /// cryptsetup's words before the last key is removed.
 const LAST: &str = "This is the last keyslot. Device will become unusable after purging this key.";
@@ -45,12 +46,21 @@ pub(crate) struct AddKeyArgs {
     /// Use the volume key in this file instead of a passphrase; with --unbound, the key to be stored
     #[arg(long, alias = "master-key-file", value_name = "FILE")]
     volume_key_file: Option<PathBuf>,
+    /// Use the volume key that the kernel's keyring holds under this name, as a key of the type user
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["volume_key_file", "unbound", "key_size"])]
+    volume_key_keyring: Option<String>,
     /// Length of the key in --volume-key-file, or of the new key with --unbound
     #[arg(short = 's', long, value_name = "BITS")]
     key_size: Option<u32>,
     /// Store a key that encrypts nothing of this volume; random without --volume-key-file
     #[arg(long, requires = "key_size")]
     unbound: bool,
+    /// Take the new passphrase from this token of the header, and assign the token to the new keyslot
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = [
+        "new_key_file", "new_keyfile", "new_keyfile_size", "new_keyfile_offset", "new_key_description",
+        "verify_passphrase", "unbound",
+    ])]
+    new_token_id: Option<u32>,
     #[command(flatten)]
     token: TokenUnlockArgs,
     #[command(flatten)]
@@ -119,17 +129,45 @@ pub(crate) fn add(args: &AddKeyArgs) -> Result<(), Failure> {
         return add_unbound(args, &header);
     }
     let key = args.volume_key(&header, &HeaderImage(&image))?;
+    // The next passphrase may be waited for.
+    secrecy::scrub_stack();
     let prompt = "Enter new passphrase for key slot";
-    let passphrase = args.new.read(prompt, &args.key, args.header.batch_mode)?;
+    let passphrase = match args.new_token_id {
+        Some(number) => passphrase_of_token(&header, number)?,
+        None => args.new.read(prompt, &args.key, args.header.batch_mode)?,
+    };
     let locked = args.header.lock()?;
     let volume = locked.header.unlock_with_volume_key(&key)?;
     let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
-    let change = with_tools(|tools| {
-        locked.header.add_key(locked.damage.as_ref(), &volume, args.new_number(), &new, tools)
-    })?;
-    locked.carry_out(&change.writes)?;
-    created(change.keyslot);
+    let (keyslot, writes) = if let Some(number) = args.new_token_id {
+        locked.check_token(&header, number)?;
+        add_with_token(&locked, &volume, number, args.new_number(), &new)?
+    } else {
+        let (damage, number) = (locked.damage.as_ref(), args.new_number());
+        let change =
+            with_tools(|tools| locked.header.add_key(damage, &volume, number, &new, tools))?;
+        (change.keyslot, change.writes)
+    };
+    locked.carry_out(&writes)?;
+    created(keyslot);
     Ok(())
+}
+
+/// A keyslot for the passphrase of a token, which is assigned to it in the same change.
+fn add_with_token(
+    locked: &Locked,
+    volume: &Unlocked,
+    token: u32,
+    number: Option<u32>,
+    new: &NewKey<'_>,
+) -> Result<(u32, Vec<Write>), Failure> {
+    let header = locked.header.luks2("tokens")?;
+    let mut change = header.change(locked.damage.as_ref())?;
+    let key = &volume.volume_key;
+    let keyslot = with_tools(|tools| change.add_keyslot(header, key, number, new, tools))?;
+    change.assign_token(token, Some(keyslot))?;
+    let (_, writes) = change.finish(&mut secrecy::random)?;
+    Ok((keyslot, writes))
 }
 
 fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
@@ -162,7 +200,11 @@ impl AddKeyArgs {
                 "--key-size has an effect only with --volume-key-file or --unbound",
             ));
         }
-        let no_passphrase = self.unbound || self.volume_key_file.is_some();
+        if let Some(number) = self.new_token_id {
+            check_token(header, number)?;
+        }
+        let no_passphrase =
+            self.unbound || self.volume_key_file.is_some() || self.volume_key_keyring.is_some();
         let by_name = [
             (self.key.key_file.is_some(), "--key-file"),
             (self.key.key_description.is_some(), "--key-description"),
@@ -170,14 +212,14 @@ impl AddKeyArgs {
         let by_name = by_name.iter().find(|(given, _)| *given).map(|(_, option)| option);
         if no_passphrase && let Some(option) = by_name {
             return Err(Failure::wrong(format!(
-                "{option} has no effect beside --volume-key-file or --unbound; the new key file is \
-                 the last argument"
+                "{option} has no effect beside --volume-key-file, --volume-key-keyring or --unbound; \
+                 the new key file is the last argument"
             )));
         }
         if no_passphrase && self.token.is_given() {
             return Err(Failure::wrong(
                 "--token-id, --token-type and --token-only have no effect beside \
-                 --volume-key-file or --unbound",
+                 --volume-key-file, --volume-key-keyring or --unbound",
             ));
         }
         if self.token.is_given()
@@ -215,8 +257,12 @@ impl AddKeyArgs {
         self.new_key_slot.or(self.key_slot)
     }
 
-    /// The volume key, from a passphrase or from a file.
+    /// The volume key, from a passphrase, from a file or from the keyring.
     fn volume_key(&self, header: &Header, image: &HeaderImage<'_>) -> Result<Secret, Failure> {
+        if let Some(description) = &self.volume_key_keyring {
+            let key = keyring::volume_key(description)?;
+            return Ok(header.unlock_with_volume_key(&key)?.volume_key);
+        }
         let Some(path) = &self.volume_key_file else {
             let keyslot = self.new_key_slot.and(self.key_slot);
             if self.token.is_given() {
@@ -254,6 +300,8 @@ pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     let old = args.key.read("Enter passphrase to be changed")?;
     let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
     unlocked(opened.keyslot);
+    // The next passphrase may be waited for.
+    secrecy::scrub_stack();
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
     let replaced = Replaced { image: &image, header: &header, opened: &opened, passphrase: &old };
     let keep_number = args.key_slot.is_some();
@@ -346,6 +394,8 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
     unlocked(opened.keyslot);
     selected(opened.keyslot);
+    // An answer may be waited for.
+    secrecy::scrub_stack();
     if is_last(&header, opened.keyslot) {
         confirm_on_keys(LAST, args.header.batch_mode, KEPT)?;
     }

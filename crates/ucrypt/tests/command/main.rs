@@ -22,6 +22,7 @@ mod doctor;
 mod endings;
 mod full_backend;
 mod fuse;
+mod header_kills;
 mod held_exec;
 mod hung_image;
 mod image;

@@ -49,6 +49,42 @@ fn key(bytes: &[u8]) -> Result<Vec<u8>, i32> {
 const DASH: &[&str] = &["--key-file", "-"];
 const KEY: &[&str] = &["--key-file", "KEY"];
 
+/// A line of 600 bytes.
+const TOO_LONG: &[u8] = &line_of::<601>();
+
+/// A line of 512 bytes, which are those of the longer one.
+const AS_LONG: &[u8] = &line_of::<513>();
+
+/// A line of 515 bytes, of which the last five are erased.
+const CORRECTED: &[u8] = &{
+    let mut keys = line_of::<522>();
+    let mut at = 515;
+    while at < 520 {
+        keys[at] = 127;
+        at += 1;
+    }
+    keys[520] = b'!';
+    keys
+};
+
+/// What it is then.
+const CORRECTED_TO: [u8; 511] = {
+    let mut bytes = line_of::<511>();
+    bytes[510] = b'!';
+    bytes
+};
+
+/// Digits that repeat, `N` bytes with the end of the line.
+const fn line_of<const N: usize>() -> [u8; N] {
+    let mut line = [b'\n'; N];
+    let mut at = 0;
+    while at < N - 1 {
+        line[at] = b'0' + (at % 7) as u8;
+        at += 1;
+    }
+    line
+}
+
 fn table() -> Vec<Row> {
     // No line ends in these bytes, and no key file is text.
     let line: Vec<u8> = Random::new(0x7061_7373).bytes(MAX + 1);
@@ -63,7 +99,7 @@ fn table() -> Vec<Row> {
         ("spaces around it", &[], pipe(b" secret \n"), key(b" secret ")),
         ("UTF-8", &[], pipe("pässwörd ✓\n".as_bytes()), key("pässwörd ✓".as_bytes())),
         ("bytes that are no text", &[], pipe(b"\xff\x80\x01\n"), key(b"\xff\x80\x01")),
-        // A line is read byte by byte; a longer one would take minutes.
+        // A line is read byte by byte; a longer one takes seconds, and has a test of its own.
         ("a long line", &[], Pipe([&line[..LONG], b"\n"].concat()), key(&line[..LONG])),
         ("nothing", &[], pipe(b""), Err(1)),
         ("a part of a line", &["-l", "3"], pipe(b"secret\n"), key(b"sec")),
@@ -101,6 +137,9 @@ fn table() -> Vec<Row> {
         ("typed, for a dash too", DASH, Typed(&[b"secret\n"]), key(b"secret")),
         ("typed and corrected", &[], Typed(&[b"secrex\x7ft\n"]), key(b"secret")),
         ("typed once more from its begin", &[], Typed(&[b"wrong\x15secret\n"]), key(b"secret")),
+        ("typed, more than counts", &[], Typed(&[TOO_LONG]), key(&TOO_LONG[..512])),
+        ("typed, as much as counts", &[], Typed(&[AS_LONG]), key(&TOO_LONG[..512])),
+        ("typed, too much, and corrected", &[], Typed(&[CORRECTED]), key(&CORRECTED_TO)),
         ("typed with spaces", &[], Typed(&[b" a b \n"]), key(b" a b ")),
         ("only the end of the line", &[], Typed(&[b"\n"]), key(b"")),
         ("the end of the input", &[], Typed(&[b"\x04"]), Err(1)),
@@ -212,6 +251,31 @@ fn every_way_to_give_a_passphrase_gives_the_bytes_that_cryptsetup_takes() {
     }
 }
 
+/// cryptsetup does the same, and takes as long, because it too reads a line byte by byte.
+#[test]
+fn a_piped_line_of_8_mib_is_a_passphrase_and_a_longer_one_is_refused() {
+    let scratch = Scratch::new();
+    let mut line = Random::new(0x6c69_6e65).bytes(MAX + 1);
+    for byte in &mut line {
+        *byte = b'a' + *byte % 26;
+    }
+    let key = scratch.file("key", &line[..MAX]);
+    let image = Image::blank(&scratch, LUKS1, DATA);
+    let mut format = cryptsetup();
+    format.args(LUKS1.format_arguments()).arg(&image.path).arg(&key);
+    run(&mut format, b"").exits(0);
+    let opens = |passphrase: &[u8]| {
+        let mut open = scratch.ucrypt(&["open", "--test-passphrase"]);
+        run(open.arg(&image.path), &[passphrase, b"\n"].concat())
+    };
+    std::thread::scope(|scope| {
+        let longest = scope.spawn(|| opens(&line[..MAX]));
+        let said = opens(&line).refuses(1);
+        assert!(said.contains("longer than a key may be, 8388608 bytes"), "{said}");
+        longest.join().expect("no panic").exits(0);
+    });
+}
+
 /// An image that `one` and `two` open, in keyslots 0 and 1.
 fn two_keys(scratch: &Scratch, kind: Kind) -> Image {
     let image = Image::blank(scratch, kind, DATA);
@@ -269,6 +333,8 @@ fn tries_time_limits_and_verification_are_those_of_cryptsetup() {
         (&[][..], &[wrong, wrong, right][..], 0, 3),
         (&[], &[wrong, wrong, wrong, right], 2, 3),
         (&["--tries", "1"], &[wrong, right], 2, 1),
+        (&["--tries", "0"], &[wrong, right], 2, 1),
+        (&["-T", "0"], &[right], 0, 1),
         (&["-T", "2"], &[wrong, right], 0, 2),
         (&["-T", "5"], &[wrong, wrong, wrong, wrong, right], 0, 5),
         (&["--timeout", "1"], &[b"never finished"], 1, 1),

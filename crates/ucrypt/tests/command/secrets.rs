@@ -105,6 +105,43 @@ fn nothing_of_passphrase_and_volume_key_is_left_in_a_server_that_read_them_itsel
     }
 }
 
+/// Between two passphrases, an action that changes keys may wait for hours.
+#[test]
+fn no_key_is_left_on_the_stack_of_an_action_that_waits_for_the_next_passphrase() {
+    for (kind, action) in [LUKS1, LUKS2, LUKS2_ARGON2]
+        .into_iter()
+        .zip(["luksAddKey", "luksChangeKey"].into_iter().cycle())
+    {
+        let scratch = Scratch::new();
+        let image = Image::by_cryptsetup(&scratch, kind, DATA);
+        let key = volume_key(&scratch, &image);
+        let mut change = scratch.ucrypt_child(&[action, "-q"]);
+        change.args(["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"]).arg(&image.path);
+        let mut child = change.stdin(Stdio::piped()).spawn().expect("it starts");
+        let process = Pid::from_child(&child);
+        let mut stdin = child.stdin.take().expect("a pipe");
+        let line = [PASSPHRASE, b"\n"].concat();
+        std::io::Write::write_all(&mut stdin, &line).expect("written");
+        let held = || key.chunks(16).all(|part| !found_in(process, part).is_empty());
+        await_that("the volume key is known, and the next line is waited for", || {
+            reads_a_pipe(process) && held()
+        });
+        for part in key.chunks(16).chain([&PASSPHRASE[..16]]) {
+            let left = found_in(process, part).into_iter().filter(|line| line.contains("[stack]"));
+            assert_eq!(left.collect::<Vec<_>>(), [""; 0], "{action}: {part:02x?}");
+        }
+        std::io::Write::write_all(&mut stdin, b"new").expect("written");
+        drop(stdin);
+        assert!(child.wait().expect("it ends").success());
+    }
+}
+
+/// Whether a process sleeps until there is something in a pipe.
+fn reads_a_pipe(process: Pid) -> bool {
+    let place = format!("/proc/{}/wchan", process.as_raw_nonzero());
+    fs::read_to_string(place).is_ok_and(|place| place.contains("pipe_read"))
+}
+
 #[test]
 fn nothing_of_the_key_of_a_volume_without_a_header_is_left_in_a_server() {
     let scratch = Scratch::new();
