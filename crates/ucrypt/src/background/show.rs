@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::runtime::nbd_socket;
 use crate::size;
 
 /// States of an open volume that is about to be closed.
@@ -68,7 +69,9 @@ pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> Stri
             Size::of(&volume["size"], bytes).to_string(),
             text(&status["export"]["kind"]),
             state(status).into(),
-            text(&status["device"]),
+            // Of a URI, only the path tells volumes apart.
+            nbd_socket(&text(&status["device"]))
+                .map_or_else(|| text(&status["device"]), |path| clean(&path.display().to_string())),
         ]
     };
     let head = ["NAME", "TYPE", "SIZE", "EXPORT", "STATE", "DEVICE"].map(str::to_owned);
@@ -642,6 +645,10 @@ mod tests {
             wide.contains(&long) && wide.contains(why) && wide.contains(" 1610612736 "),
             "{wide}"
         );
+        let nbd = [open("work", "nbd+unix:///?socket=/run/user/1000/ucrypt/.work.nbd")];
+        assert!(list(&nbd, None, false).ends_with(" /run/user/1000/ucrypt/.work.nbd\n"));
+        let cut = list(&nbd, Some(60), false);
+        assert!(cut.trim_end().ends_with("/.work.nbd") && cut.contains('…'), "{cut}");
         assert_eq!(list(&[], Some(60), false), "");
         assert_eq!([cut_start("abcdef", 6), cut_start("abcdef", 4)], ["abcdef", "…def"]);
     }
