@@ -3,6 +3,8 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
+use crate::background::clean;
+
 /// The cause and the remedy, without `ucrypt: `. `words` is the command line.
 pub(crate) fn line<'a>(
     error: &Error,
@@ -12,18 +14,44 @@ pub(crate) fn line<'a>(
     let text = error.render().to_string();
     let cause = text.split("\n\n").next().unwrap_or_default();
     let cause = cause.strip_prefix("error: ").unwrap_or(cause);
-    let mut parts = vec![cause.split_whitespace().collect::<Vec<_>>().join(" ")];
+    let unknown = unknown_action(error);
+    let cause = unknown.map_or_else(
+        || cause.split_whitespace().collect::<Vec<_>>().join(" "),
+        |name| format!("unrecognized action '{}'", clean(name)),
+    );
+    let mut parts = vec![cause];
     parts.extend(similar(error).map(|it| format!("similar: {it}")));
-    let is_of_action = error.kind() != ErrorKind::InvalidSubcommand;
-    let mut words = words.into_iter().filter(|_| is_of_action);
-    let action = words.find_map(|word| command.find_subcommand(word)).map(Command::get_name);
-    let action = action.map(|name| format!(" {name}")).unwrap_or_default();
-    parts.push(format!("see ucrypt{action} --help"));
+    let known = words.into_iter().take_while(|word| Some(*word) != unknown);
+    parts.push(format!("see ucrypt{} --help", action(command, known)));
     parts.join("; ")
+}
+
+/// What stands in the place of an action and is none.
+fn unknown_action(error: &Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidSubcommand)? {
+        ContextValue::String(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// The action that a command line is about, with those that it is a part of: ` lab run`.
+fn action<'a>(mut command: &Command, words: impl Iterator<Item = &'a str>) -> String {
+    let mut names = String::new();
+    for word in words {
+        if let Some(action) = command.find_subcommand(word) {
+            names.extend([" ", action.get_name()]);
+            command = action;
+        }
+    }
+    names
 }
 
 /// What was probably meant.
 fn similar(error: &Error) -> Option<&str> {
+    // Of values, all are listed.
+    if error.kind() == ErrorKind::InvalidValue {
+        return None;
+    }
     use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
     let suggested = [SuggestedSubcommand, SuggestedArg, SuggestedValue];
     match suggested.into_iter().find_map(|kind| error.get(kind))? {
@@ -54,8 +82,14 @@ mod tests {
         assert_eq!(wrong, format!("invalid value 'x' for '--as <SERVED>' {places}"));
         let missing = "the following required arguments were not provided: <IMAGE>; see ucrypt luksDump --help";
         assert_eq!(said(&["luksDump"]), missing);
-        let similar = "unrecognized subcommand 'opne'; similar: open; see ucrypt --help";
+        assert!(!said(&["open", "--as", "nbdd", "i"]).contains("similar"), "all are listed");
+        let similar = "unrecognized action 'opne'; similar: open; see ucrypt --help";
         assert_eq!(said(&["opne", "status"]), similar);
+        for nested in [&["lab", "foo"][..], &["help", "lab", "foo"]] {
+            assert_eq!(said(nested), "unrecognized action 'foo'; see ucrypt lab --help");
+        }
+        let nested = said(&["lab", "run", "--frob"]);
+        assert_eq!(nested, "unexpected argument '--frob' found; see ucrypt lab run --help");
         let similar =
             "unexpected argument '--deferrd' found; similar: --deferred; see ucrypt close --help";
         assert_eq!(said(&["close", "--deferrd", "i"]), similar);
