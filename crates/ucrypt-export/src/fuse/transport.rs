@@ -43,10 +43,9 @@ impl Preference {
     pub(super) fn reason(self, transport: Transport, offered: bool) -> Reason {
         match self {
             Self::Auto if offered => Reason::FasterAtDepth,
-            Self::Auto => Reason::Absent,
             Self::Only(wanted) if wanted == transport => Reason::Asked,
             Self::Only(_) if offered => Reason::Refused,
-            Self::Only(_) => Reason::Absent,
+            Self::Auto | Self::Only(_) => Reason::Absent,
         }
     }
 }
