@@ -202,7 +202,10 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
         lines.push(("uuid", format!("{uuid}{keyslot}")));
     }
     lines.push(("export", text(&export["kind"]) + &transport));
-    lines.push(("users", users(around.users, status["clients"].as_u64().unwrap_or(0))));
+    let clients = status["clients"].as_u64().unwrap_or(0);
+    let unused =
+        if export["kind"] == "nbd" { "no client is connected" } else { "nobody that can be seen" };
+    lines.push(("users", users(around.users, clients).unwrap_or_else(|| unused.into())));
     let up = server["uptime_seconds"].as_u64().map(|seconds| format!(", up {}", duration(seconds)));
     let seen = server["pid"].as_u64().map(|pid| format!("PID {pid}"));
     let seen = seen.unwrap_or_else(|| "in another PID namespace".into());
@@ -262,8 +265,8 @@ fn done(counters: &Value, size: &dyn Fn(&Value) -> String) -> String {
     )
 }
 
-/// Who uses a volume.
-fn users(seen: &[String], clients: u64) -> String {
+/// Who uses a volume, if somebody does.
+fn users(seen: &[String], clients: u64) -> Option<String> {
     let clients = match clients {
         0 => None,
         1 => Some("an NBD client".to_owned()),
@@ -273,7 +276,7 @@ fn users(seen: &[String], clients: u64) -> String {
     if seen.len() > 3 {
         all.push(format!("{} more", seen.len() - 3));
     }
-    if all.is_empty() { "nobody that can be seen".into() } else { all.join(", ") }
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// What was done between two answers of a server.
@@ -666,8 +669,8 @@ mod tests {
         });
         // Those of a user without any right; see `resilience`.
         let notes = [
-            "it may hang or be killed at low memory: give it CAP_SYS_RESOURCE",
-            "no mount namespace of its own: give it CAP_SYS_ADMIN",
+            "no protection at low memory: the server lacks CAP_SYS_RESOURCE",
+            "no mount namespace of its own: the server lacks CAP_SYS_CHROOT",
             "memory is not locked, may be swapped: ulimit -l unlimited",
         ];
         let shown = json!({
@@ -696,7 +699,10 @@ mod tests {
         let odd = json!({ "volume": { "image": "\x1b[2J\n" } });
         assert!(status(&odd, &around).contains("device:      ?[2J"), "{}", status(&odd, &around));
         let seen = ["a", "b", "c", "d", "e"].map(str::to_owned);
-        assert_eq!(users(&seen, 2), "a, b, c, 2 NBD clients, 2 more");
+        assert_eq!(users(&seen, 2).as_deref(), Some("a, b, c, 2 NBD clients, 2 more"));
+        assert_eq!(users(&[], 0), None);
+        let nbd = json!({ "export": { "kind": "nbd" }, "clients": 0 });
+        assert!(status(&nbd, &around).contains("users:       no client is connected\n"));
         assert_eq!(
             [duration(59), duration(3661), duration(90_000)],
             ["59 s", "1 h 1 min", "1 d 1 h"]
