@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ucrypt_backend::FileBackend;
 use ucrypt_luks::signature::{Signature, find_foreign};
-use ucrypt_luks::{
-    Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
-};
+use ucrypt_luks::{Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from};
 
 use super::change::{HeaderArgs, carry_out, changed, is_same_volume, lock_asked};
 use super::confirm::{confirm, confirm_on_keys};
@@ -17,7 +15,7 @@ use super::image::{
 };
 use super::keys::removed;
 use crate::failure::Failure;
-use crate::progress::Waiting;
+use crate::progress::{Waiting, write_shown};
 use crate::secrecy;
 use crate::stdio::{say, say_line};
 
@@ -93,7 +91,6 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     if image_len < needed {
         grow(place, &look, needed)?;
     }
-    let _waiting = Waiting::begin(&format!("restoring the header of {name}"));
     let (lock, image) = lock_asked(place, &look)?;
     unused.as_ref().map_or(Ok(()), |unused| check_same(unused, lock.file(), place))?;
     let medium = HeaderImage(&image);
@@ -104,7 +101,8 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
         return Err(changed());
     }
     reserve(&lock, place, &now.writes)?;
-    write_verified(&medium, &now.writes).map_err(|error| {
+    let what = format!("restoring the header of {name}");
+    write_shown(&what, &medium, &now.writes).map_err(|error| {
         Failure::device(format!(
             "{error}; the header is half restored: keep the backup, and run this again"
         ))
@@ -243,9 +241,8 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     let locked = args.header.lock()?;
     locked.check_volume(&look, &before)?;
     let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
-    let _waiting = Waiting::begin(&format!("erasing the keyslots of {name}"));
     let change = locked.header.erase(&image, damage, &mut secrecy::random)?;
-    locked.destroy(&change.writes)?;
+    locked.destroy(&format!("erasing the keyslots of {name}"), &change.writes)?;
     locked.header.keyslots().into_iter().for_each(removed);
     Ok(())
 }

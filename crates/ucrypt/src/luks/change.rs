@@ -6,6 +6,7 @@
 //!
 //! The lock is not held while a person types. What was found before is checked again under it.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,7 @@ use super::image::{HeaderImage, check_same, open_to_look, read_header, reserve, 
 use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
+use crate::progress::Counted;
 use crate::secrecy;
 use crate::volume::is_same;
 
@@ -124,18 +126,20 @@ impl Locked {
         carry_out(&self.image, &self.lock, &self.path, writes)
     }
 
-    /// Carries out what destroys all keys, as far as that is possible: after a write that fails the others are tried.
+    /// Carries out `what`, which destroys all keys, as far as that is possible: after a write that fails the others are tried.
     /// Where nothing is stored there is nothing to destroy, and on a full disk no room.
-    pub(super) fn destroy(&self, writes: &[Write]) -> Result<(), Failure> {
+    pub(super) fn destroy(&self, what: &str, writes: &[Write]) -> Result<(), Failure> {
         let medium = HeaderImage(&self.image);
         let mut failed = None;
-        for write in writes {
+        let destroy = |write: &Write| {
             let result = match write_verified(&medium, std::slice::from_ref(write)) {
                 Err(error) if is_of_room(&error) => write_verified(&medium, &self.stored(write)),
                 result => result,
             };
-            failed = failed.or(result.err());
-        }
+            failed = failed.take().or(result.err());
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = Counted::of(what, writes).each(writes, destroy);
         // The header itself may have found no room.
         match (failed, Header::read(&medium)?) {
             (Some(error), _) => Err(Failure::device(format!(
