@@ -22,7 +22,7 @@ use signal_hook::flag;
 use crate::available;
 use crate::background::{self, OpenArgs, Served, as_option};
 use crate::ending::may_end;
-use crate::failure::Failure;
+use crate::failure::{Ended, Failure};
 use crate::log::LogArgs;
 use crate::metrics::MetricsArgs;
 use crate::programs;
@@ -395,15 +395,11 @@ pub(crate) fn serve(args: &MountArgs) -> Result<(), Failure> {
 }
 
 pub(crate) fn umount(args: &UmountArgs) -> Result<(), Failure> {
-    let mut ended = Ok(());
+    let mut ended = Ended::default();
     for place in &args.places {
-        match (umount_one(place), &ended) {
-            (Ok(()), _) => {}
-            (Err(failure), Ok(())) => ended = Err(failure),
-            (Err(failure), Err(_)) => say_line(failure),
-        }
+        ended.keep(umount_one(place));
     }
-    ended
+    ended.result()
 }
 
 fn umount_one(place: &Path) -> Result<(), Failure> {

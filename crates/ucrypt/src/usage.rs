@@ -37,7 +37,8 @@ fn unknown_action(error: &Error) -> Option<&str> {
 /// The action that a command line is about, with those that it is a part of: ` lab run`.
 fn action<'a>(mut command: &Command, words: impl Iterator<Item = &'a str>) -> String {
     let mut names = String::new();
-    for word in words {
+    // Of `help`, the others are the action.
+    for word in words.filter(|word| *word != "help") {
         if let Some(action) = command.find_subcommand(word) {
             names.extend([" ", action.get_name()]);
             command = action;
@@ -48,11 +49,11 @@ fn action<'a>(mut command: &Command, words: impl Iterator<Item = &'a str>) -> St
 
 /// What was probably meant.
 fn similar(error: &Error) -> Option<&str> {
+    use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
     // Of values, all are listed.
     if error.kind() == ErrorKind::InvalidValue {
         return None;
     }
-    use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
     let suggested = [SuggestedSubcommand, SuggestedArg, SuggestedValue];
     match suggested.into_iter().find_map(|kind| error.get(kind))? {
         ContextValue::String(one) => Some(one),
@@ -74,7 +75,9 @@ mod tests {
         let command = Cli::command();
         let said = |words: &[&str]| {
             let all = std::iter::once(&"ucrypt").chain(words);
-            let error = command.clone().try_get_matches_from(all).expect_err("refused");
+            // As in `main`: what is parsed has nested actions of help from then on.
+            let mut command = command.clone();
+            let error = command.try_get_matches_from_mut(all).expect_err("refused");
             line(&error, &command, words.iter().copied())
         };
         let places = "[possible values: ublk, loop, fuse, nbd]; see ucrypt open --help";
@@ -85,7 +88,7 @@ mod tests {
         assert!(!said(&["open", "--as", "nbdd", "i"]).contains("similar"), "all are listed");
         let similar = "unrecognized action 'opne'; similar: open; see ucrypt --help";
         assert_eq!(said(&["opne", "status"]), similar);
-        for nested in [&["lab", "foo"][..], &["help", "lab", "foo"]] {
+        for nested in [&["lab", "foo"][..], &["help", "lab", "foo"], &["lab", "help", "foo"]] {
             assert_eq!(said(nested), "unrecognized action 'foo'; see ucrypt lab --help");
         }
         let nested = said(&["lab", "run", "--frob"]);

@@ -68,6 +68,7 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
 
 /// Carries out `luksHeaderRestore`.
 pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
+    let file = args.header_backup_file.display();
     let backup = read_backup(&args.header_backup_file)?;
     let place = args.header.place();
     let name = place.display().to_string();
@@ -76,8 +77,13 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     let image_len = image.len();
     // The file of a detached header grows.
     let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
-    let asked = restore_from(&grown, &backup, &mut secrecy::random)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let about = |error| match error {
+        Luks::Backup(_) => Failure::wrong(format!(
+            "{file}: {error}; name a file that ucrypt luksHeaderBackup or cryptsetup has made"
+        )),
+        error => Failure::from(error).about(&name),
+    };
+    let asked = restore_from(&grown, &backup, &mut secrecy::random).map_err(about)?;
     let needed = asked.header.backup_len();
     let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
     if image_len < needed && !is_detached {
@@ -95,8 +101,7 @@ pub(crate) fn restore(args: &BackupArgs) -> Result<(), Failure> {
     unused.as_ref().map_or(Ok(()), |unused| check_same(unused, lock.file(), place))?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
-    let now = restore_from(&medium, &backup, &mut secrecy::random)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let now = restore_from(&medium, &backup, &mut secrecy::random).map_err(about)?;
     if !overwrites_the_same(&asked, &now) {
         return Err(changed());
     }

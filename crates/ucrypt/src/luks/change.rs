@@ -72,7 +72,7 @@ impl HeaderArgs {
 
     /// Opens the image to read its header.
     pub(super) fn look(&self) -> Result<(FileBackend, Header), Failure> {
-        let image = open_to_look(self.place())?;
+        let image = self.open_to_look()?;
         let header = read_header(&image, self.place())?;
         self.check_kind(&header)?;
         Ok((image, header))
@@ -81,11 +81,16 @@ impl HeaderArgs {
     /// As [`HeaderArgs::look`], with what is wrong with one of the copies of a LUKS2 header, if anything
     /// is. A foreign signature does not keep it from being read.
     pub(super) fn look_at_damage(&self) -> Result<(FileBackend, Header, Option<Damage>), Failure> {
-        let image = open_to_look(self.place())?;
+        let image = self.open_to_look()?;
         let (header, damage) = Header::read_beside_foreign(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
         Ok((image, header, damage))
+    }
+
+    fn open_to_look(&self) -> Result<FileBackend, Failure> {
+        open_to_look(self.place())
+            .map_err(|error| Failure::from(error).of_header(self.header.as_deref()))
     }
 
     /// Locks the header for a change, and reads it.
@@ -99,7 +104,8 @@ impl HeaderArgs {
     }
 
     fn lock_and_read(&self, read: ReadHeader) -> Result<Locked, Failure> {
-        let (lock, image) = lock_to_change(self.place())?;
+        let (lock, image) = lock_to_change(self.place())
+            .map_err(|failure| failure.of_header(self.header.as_deref()))?;
         let (header, damage) = read(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
