@@ -286,6 +286,7 @@ fn a_wrong_passphrase_is_told_with_its_image_and_a_line_break_in_its_key_file() 
     refused(&["luksConvertKey", image], &dump);
     refused(&["luksRemoveKey", image, &key], &cut);
     refused(&["luksKillSlot", "-q", image, "0", "--key-file", &key], &cut);
-    refused(&["luksRotateKey", image, "--key-file", &key, &key], &cut);
+    let new = both.file("new", b"three");
+    refused(&["luksRotateKey", image, "--key-file", &key, &new], &cut);
     refused(&["luksDump", "-q", "--dump-volume-key", "--key-file", &key, image], &cut);
 }
