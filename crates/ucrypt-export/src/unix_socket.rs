@@ -30,13 +30,22 @@ pub enum SocketError {
     #[error("{0} exists and is not a socket; choose another path or remove it")]
     NotASocket(PathBuf),
     /// The system refused.
-    #[error("cannot listen on {path}: {source}")]
+    #[error("cannot listen on {path}: {source}{}", remedy(.source))]
     Io {
         /// Where.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
+}
+
+/// What to do where the system refuses a socket, if that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; make its directory first",
+        io::ErrorKind::PermissionDenied => "; choose a directory in which you may write",
+        _ => "",
+    }
 }
 
 /// A socket that listens and does not block. Dropping it removes its file.

@@ -31,9 +31,9 @@ pub struct Part {
 }
 
 impl Part {
-    /// Reads it from a file, a device or a pipe.
-    pub fn of_file(self, path: &Path) -> Result<Secret, Error> {
-        let name = format!("key file {}", path.display());
+    /// Reads it from a file, a device or a pipe. `what` says in messages what it is, as in "the key file".
+    pub fn of_file(self, path: &Path, what: &str) -> Result<Secret, Error> {
+        let name = format!("{what} {}", path.display());
         let failed = failed(&name);
         let mut file = File::open(path).map_err(failed)?;
         if isatty(&file) {
@@ -214,7 +214,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, b"0123456789").unwrap();
-        let part = |offset, size| Part { offset, size, line: false }.of_file(&path);
+        let part = |offset, size| Part { offset, size, line: false }.of_file(&path, "the key file");
         assert_eq!(*part(0, None).unwrap(), b"0123456789");
         assert_eq!(*part(3, Some(4)).unwrap(), b"3456");
         assert!(matches!(part(3, Some(8)), Err(Error::Key(_))));
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_device_that_gives_nothing_is_no_empty_passphrase() {
-        let error = ALL.of_file(Path::new("/dev/null")).unwrap_err();
+        let error = ALL.of_file(Path::new("/dev/null"), "the key file").unwrap_err();
         assert!(error.to_string().contains("nothing to read"), "{error}");
     }
 }

@@ -689,11 +689,11 @@ pub(crate) fn no_block_devices() -> Option<String> {
                 "this system has no loop devices (/dev/loop-control is missing): modprobe loop"
                     .into(),
             ),
-            (_, Err(LoopError::NoneFree(error))) => {
-                Some(format!("there is no free loop device: {error}: detach one (losetup --list)"))
-            }
+            (_, Err(LoopError::NoneFree(error))) => Some(format!(
+                "there is no free loop device: {error}: losetup -d frees one that losetup --list shows"
+            )),
             (_, Err(LoopError::Attach { device, error })) => {
-                Some(format!("cannot attach {}: {error}: give it its node", device.display()))
+                Some(format!("cannot attach {}: {error}: make its node (mknod)", device.display()))
             }
             (_, Err(error)) => Some(error.to_string()),
         }

@@ -276,7 +276,7 @@ impl FormatOptions {
             Key::Passphrase(passphrase) => passphrase,
             Key::File(path) => {
                 secret = Part { offset: 0, size: None, line: false }
-                    .of_file(path)
+                    .of_file(path, "the key file")
                     .map_err(ToOpenError::to_open_error)?;
                 &secret
             }

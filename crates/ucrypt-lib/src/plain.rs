@@ -136,7 +136,7 @@ impl Plain {
                 key_from_passphrase(passphrase, &self.hash, bytes).map_err(of_options)?
             }
             Key::File(path) => Part { offset: 0, size: Some(bytes.into()), line: false }
-                .of_file(path)
+                .of_file(path, "the key file")
                 .map_err(ToOpenError::to_open_error)?,
             Key::VolumeKey(key) => Zeroizing::new(key.to_vec()),
         };

@@ -80,7 +80,7 @@ impl Header {
 /// in the backup or on the image: a header of a newer program, and one in the middle of a
 /// reencryption, whose data only this header describes.
 pub fn restore(image: &dyn ReadAt, backup: &[u8], random: Random<'_>) -> Result<Restore> {
-    let unusable = |error| Error::request(format!("the backup cannot be used: {error}"));
+    let unusable = |error| Error::Backup(Box::new(error));
     let (header, damage) = Header::read(&backup).map_err(unusable)?;
     check_known(&header, damage.as_ref(), "the backup")?;
     let length = header.backup_len();

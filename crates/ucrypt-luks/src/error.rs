@@ -144,6 +144,10 @@ pub enum Error {
     #[error("refused by a strict check: {0}")]
     Strict(String),
 
+    /// What is to be restored cannot be read.
+    #[error("the backup cannot be used: {0}")]
+    Backup(Box<Error>),
+
     /// The header breaks a rule of its format.
     #[error("damaged header: {place}: {problem}")]
     Damaged {

@@ -4,11 +4,13 @@
 //! allocated: memory up to 4 GiB, which is cryptsetup's bound for new keyslots. cryptsetup's lower bounds
 //! and its 4 lanes apply only to new keyslots ([`crate::pbkdf`]); an existing one still opens, as there.
 
+use std::time::{Duration, Instant};
+
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use zeroize::Zeroize;
 
-use crate::derivations;
+use crate::derivations::{self, Purpose};
 use crate::error::{Error, Result};
 use crate::hash::find_hash;
 use crate::memory::{self, Permit};
@@ -16,6 +18,16 @@ use crate::stack::scrub_stack;
 
 /// Largest memory cost of Argon2, in KiB.
 pub const ARGON2_MEMORY_MAX_KIB: u32 = 4 * 1024 * 1024;
+
+/// Memory of the Argon2 by which a longer one is estimated, in KiB: more than the caches of a core have, of which a
+/// longer one gets nothing either. With twice as much, the estimate takes twice as long.
+const SAMPLE_MEMORY_KIB: u32 = 32 * 1024;
+
+/// Iterations of the PBKDF2 by which a longer one is estimated: some milliseconds.
+const SAMPLE_ITERATIONS: u32 = 20_000;
+
+/// A derivation that is not so many times as long as its sample is not estimated.
+const SAMPLE_RATIO_MIN: f64 = 16.0;
 
 /// Largest number of Argon2 lanes of a new keyslot.
 pub const ARGON2_LANES_MAX: u32 = 4;
@@ -102,7 +114,32 @@ impl Kdf {
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], out: &mut [u8]) -> Result<()> {
         self.check()?;
         let mut permit = self.memory_bytes().map(memory::permit).transpose()?;
-        self.derive_permitted(passphrase, salt, out, permit.as_deref_mut())
+        self.derive_permitted(passphrase, salt, out, Purpose::Key, permit.as_deref_mut())
+    }
+
+    /// How long this derivation will take on this machine as it is now, by a short one of the same kind, which takes
+    /// some hundredths of a second and 32 MiB. `None` where it is not known, or where the
+    /// derivation is hardly longer than that.
+    pub fn estimate(&self) -> Option<Duration> {
+        let (sample, ratio) = match self {
+            Self::Pbkdf2 { hash, iterations } => {
+                let sample = Self::Pbkdf2 { hash: hash.clone(), iterations: SAMPLE_ITERATIONS };
+                (sample, f64::from(*iterations) / f64::from(SAMPLE_ITERATIONS))
+            }
+            Self::Argon2 { variant, time, memory_kib, lanes } => {
+                let memory = SAMPLE_MEMORY_KIB.max(lanes.checked_mul(8)?);
+                let sample =
+                    Self::Argon2 { variant: *variant, time: 1, memory_kib: memory, lanes: *lanes };
+                (sample, f64::from(*time) * f64::from(*memory_kib) / f64::from(memory))
+            }
+            Self::Unknown(_) => return None,
+        };
+        if ratio < SAMPLE_RATIO_MIN || sample.check().is_err() {
+            return None;
+        }
+        let begun = Instant::now();
+        sample.compute(b"measuring the speed", &[0x5a; 32], &mut [0; 32], None).ok()?;
+        Some(begun.elapsed().mul_f64(ratio))
     }
 
     /// Bytes of memory that a derivation takes; `None` if that is next to nothing.
@@ -120,13 +157,14 @@ impl Kdf {
         passphrase: &[u8],
         salt: &[u8],
         out: &mut [u8],
+        purpose: Purpose,
         permit: Option<&mut (dyn Permit + 'static)>,
     ) -> Result<()> {
         self.check()?;
         if out.is_empty() || out.len() > KEY_LEN_MAX {
             return Err(Error::damaged("key size", format!("{} bytes", out.len())));
         }
-        let _watched = derivations::begin(self);
+        let _watched = derivations::begin(self, purpose);
         let result = self.compute(passphrase, salt, out, permit);
         scrub_stack();
         result
@@ -208,6 +246,25 @@ fn argon2(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_derivation_that_is_long_is_estimated_and_in_proportion_to_its_cost() {
+        let pbkdf2 = |iterations| Kdf::Pbkdf2 { hash: "sha256".into(), iterations };
+        assert_eq!(pbkdf2(100_000).estimate(), None);
+        // Hours, on every machine.
+        assert!(pbkdf2(u32::MAX).estimate() > Some(Duration::from_secs(60)));
+        let argon2 = |time, memory_kib| Kdf::Argon2 {
+            variant: Argon2Variant::Id,
+            time,
+            memory_kib,
+            lanes: 4,
+        };
+        assert_eq!(argon2(4, 64 << 10).estimate(), None);
+        assert!(argon2(1 << 20, 1 << 20).estimate() > Some(Duration::from_secs(60)));
+        assert_eq!(Kdf::Unknown("scrypt".into()).estimate(), None);
+        let unknown = Kdf::Pbkdf2 { hash: "md6".into(), iterations: u32::MAX };
+        assert_eq!(unknown.estimate(), None);
+    }
 
     #[test]
     fn more_lanes_than_threads_give_the_key_that_one_thread_gives() {

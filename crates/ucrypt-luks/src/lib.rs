@@ -64,7 +64,7 @@ mod volume;
 
 pub use backup::{Restore, restore};
 pub use convert::{Conversion, finish as finish_conversion, room_for_luks2, to_luks1, to_luks2};
-pub use derivations::watch_derivations;
+pub use derivations::{Purpose, watch_derivations};
 pub use error::{Error, Result};
 pub use fields::FieldText;
 pub use hash::{Hash, find_hash};

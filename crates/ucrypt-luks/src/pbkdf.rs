@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use zeroize::Zeroizing;
 
+use crate::derivations::Purpose;
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::kdf::{ARGON2_LANES_MAX, ARGON2_MEMORY_MAX_KIB, Argon2Variant, Kdf};
@@ -204,7 +205,13 @@ fn measure(kdf: &Kdf, key_len: usize, clock: Clock<'_>) -> Result<Duration> {
     };
     let mut key = Zeroizing::new(vec![0; key_len]);
     let begin = clock(time);
-    kdf.derive_permitted(b"measuring the speed", &[0x5a; 32], &mut key, None)?;
+    kdf.derive_permitted(
+        b"measuring the speed",
+        &[0x5a; 32],
+        &mut key,
+        Purpose::Measurement,
+        None,
+    )?;
     Ok(clock(time).saturating_sub(begin).max(Duration::from_nanos(1)))
 }
 

@@ -44,8 +44,10 @@ impl Agent {
         };
         let status = asking.wait().map_err(failed)?;
         if !status.success() {
-            // It has said why.
-            return Err(Failure::wrong("nobody has given a passphrase"));
+            return Err(Failure::wrong(
+                "systemd-ask-password has returned no passphrase (its time may be over, see --timeout); try \
+                 again, or use --key-file",
+            ));
         }
         answer
     }

@@ -105,7 +105,7 @@ pub(crate) fn check(arguments: &[OsString]) -> Result<(), Failure> {
             "refresh is not supported; close the volume and open it with other options",
         )),
         Some(action) if action.ends_with("Close") || action.ends_with("Open") => {
-            Err(Failure::wrong(format!("{action} is not supported yet")))
+            Err(Failure::wrong(format!("{action} is not supported yet; use cryptsetup")))
         }
         Some(action) => Err(Failure::wrong(format!(
             "{action} is not supported yet; use cryptsetup's, which reads and writes the same \

@@ -125,10 +125,31 @@ impl Lacking {
 /// Checks for `/dev/fuse`, and for either the right to mount or the helper that has it.
 fn has_fuse() -> Result<(), Lacking> {
     openable(FUSE).map_err(|error| match error {
-        Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, "give this user access to it"),
+        Errno::ACCESS | Errno::PERM => Lacking::forbidden(FUSE, &grant(FUSE)),
         _ => Lacking::without_node(FUSE, "FUSE", "fuse"),
     })?;
     if may_mount() { Ok(()) } else { has_helper() }
+}
+
+/// The command by which root gives this user access to a device: membership in the group that has it, or an entry of
+/// its own.
+fn grant(device: &str) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    let user = name_in("/etc/passwd", user).unwrap_or_else(|| user.to_string());
+    let group = fs::metadata(device).ok().filter(|it| it.gid() != 0 && it.mode() & 0o060 == 0o060);
+    match group.and_then(|it| name_in("/etc/group", it.gid())) {
+        Some(group) => format!("as root, usermod -aG {group} {user}, then log in again"),
+        None => format!("as root, setfacl -m u:{user}:rw {device}"),
+    }
+}
+
+/// The name that has this number in a list of users or groups.
+fn name_in(list: &str, number: u32) -> Option<String> {
+    let number = number.to_string();
+    let list = fs::read_to_string(list).ok()?;
+    let mut entries = list.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let entry = entries.find(|entry| entry.get(2) == Some(&number.as_str()))?;
+    Some(entry[0].to_owned())
 }
 
 /// Checks for the loop driver, and for the right to mount the file that it uses.
@@ -140,7 +161,8 @@ fn has_loop() -> Result<(), Lacking> {
     match openable(FUSE) {
         Ok(()) if may_mount() => has_free_loop(),
         Ok(()) | Err(Errno::ACCESS | Errno::PERM) => Err(Lacking::denied(
-            "no right to mount a file for the loop driver: this needs CAP_SYS_ADMIN and /dev/fuse",
+            "no right to mount a file for the loop driver: this needs CAP_SYS_ADMIN and /dev/fuse (in a \
+             container --cap-add SYS_ADMIN --device /dev/fuse)",
         )),
         Err(_) => Err(Lacking::without_node(FUSE, "FUSE, on which loop devices stand", "fuse")),
     }
@@ -150,14 +172,18 @@ fn has_loop() -> Result<(), Lacking> {
 fn has_free_loop() -> Result<(), Lacking> {
     ucrypt_export::loop_device::check().map_err(|error| match error {
         LoopError::NoneFree(error) => Lacking::missing(&format!(
-            "there is no free loop device: {error}: detach one (losetup --list)"
+            "there is no free loop device: {error}: losetup -d /dev/loopN frees one that losetup --list shows"
         )),
         LoopError::Attach { device, error: Errno::ACCESS | Errno::PERM } => {
             Lacking::forbidden(&device.display().to_string(), "run as root")
         }
         LoopError::Attach { device, error } => {
-            let device = device.display();
-            Lacking::missing(&format!("cannot attach {device}: {error}: give it its node"))
+            let device = device.display().to_string();
+            let number = device.trim_start_matches("/dev/loop");
+            Lacking::missing(&format!(
+                "cannot attach {device}: {error}: make its node (mknod -m 660 {device} b 7 {number}), or give \
+                 it to this container (--device {device})"
+            ))
         }
         error => Lacking::missing(&error.to_string()),
     })
@@ -203,7 +229,7 @@ fn has_helper() -> Result<(), Lacking> {
     // It gains no rights by being setuid where it is root already, also as root of a user namespace.
     if rustix::process::geteuid().is_root() {
         let remedy = if user::is_root() {
-            ""
+            " (in a container --cap-add SYS_ADMIN)"
         } else {
             " and a mount namespace of its own (unshare --mount)"
         };
@@ -226,12 +252,14 @@ fn has_helper() -> Result<(), Lacking> {
         status_field(&status, "CapBnd").and_then(|set| u64::from_str_radix(set, 16).ok());
     if bounding.is_some_and(|set| set & CAP_SYS_ADMIN == 0) {
         return Err(Lacking::denied(
-            "fusermount3 has no right to mount a file here: give this container CAP_SYS_ADMIN",
+            "fusermount3 has no right to mount a file here: give this container CAP_SYS_ADMIN (--cap-add \
+             SYS_ADMIN)",
         ));
     }
     if !has_name() {
         return Err(Lacking::denied(format!(
-            "fusermount3 mounts only for users with a name, and user {} has none here: add it to /etc/passwd",
+            "fusermount3 mounts only for users with a name, and user {0} has none here: as root, useradd --uid {0} \
+             NAME",
             rustix::process::geteuid().as_raw()
         )));
     }
@@ -253,13 +281,31 @@ fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 
 /// Whether this user has a name: in `/etc/passwd`, or where else the system looks, which id(1) knows.
 fn has_name() -> bool {
-    let user = rustix::process::geteuid().as_raw().to_string();
-    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    if users.lines().any(|line| line.split(':').nth(2) == Some(&user)) {
+    let user = rustix::process::geteuid().as_raw();
+    if name_in("/etc/passwd", user).is_some() {
         return true;
     }
     let asked = programs::find("id").map(|id| {
-        Command::new(id).args(["-un", &user]).stdout(Stdio::null()).stderr(Stdio::null()).status()
+        Command::new(id)
+            .args(["-un", &user.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
     });
     matches!(asked, Some(Ok(status)) if status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_gives_access_names_the_user_and_the_device() {
+        let text = grant("/dev/null/nothing");
+        let user = rustix::process::geteuid().as_raw();
+        let user = name_in("/etc/passwd", user).unwrap_or_else(|| user.to_string());
+        assert_eq!(text, format!("as root, setfacl -m u:{user}:rw /dev/null/nothing"));
+        assert_eq!(name_in("/etc/passwd", 0).as_deref(), Some("root"));
+        assert_eq!(name_in("/nowhere", 0), None);
+    }
 }

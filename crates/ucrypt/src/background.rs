@@ -21,13 +21,14 @@ use zeroize::Zeroizing;
 use crate::arguments::arguments;
 use crate::ending::{LastFlush, Troubles, Watchdog};
 use crate::events::Events;
-use crate::failure::Failure;
+use crate::failure::{Ended, Failure, remedy};
 use crate::json_path::path_in;
 use crate::log::{self, Level, Log, LogArgs, event};
 use crate::luks::{has_to_store, store_flags};
 use crate::metrics::{Bound, MetricsArgs};
 use crate::notify::Notifier;
 use crate::passphrase::Secret;
+use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
 use crate::secrecy;
 use crate::stdio::{announce, print, print_line, say_line};
@@ -370,21 +371,27 @@ fn become_server(mut server: Command, key: &Secret) -> Failure {
         Ok(read) => server.stdin(Stdio::from(read)).exec(),
         Err(error) => error,
     };
-    Failure::device(format!("cannot start the server: {error}"))
+    no_server(&error)
+}
+
+fn no_server(error: &io::Error) -> Failure {
+    Failure::device(format!("cannot start the server: {error}{}", remedy(error)))
 }
 
 /// Starts the server, and waits until it is ready.
 fn start_server(server: &mut Command, key: &Secret) -> Result<String, Failure> {
-    let failed = |error| Failure::device(format!("cannot start the server: {error}"));
+    let failed = |error| no_server(&error);
     let mut child = server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
         // If the server ended already, its own message and exit code tell why.
         let _ = stdin.write_all(key);
     }
+    let waiting = Waiting::begin("starting the server");
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
     }
+    drop(waiting);
     if let Some(path) = line.trim_end_matches('\n').strip_prefix(READY) {
         return Ok(path.into());
     }
@@ -427,12 +434,12 @@ pub(crate) fn serve_mounted(args: &OpenArgs, mounted: Option<PathBuf>) -> Result
         notifier.failed(&failure);
         Failure { message: String::new(), ..failure }
     });
-    log::finish().map_err(cannot_start)?;
+    log::finish().map_err(|error| cannot_start(&error))?;
     served
 }
 
-fn cannot_start<E: std::fmt::Display>(error: E) -> Failure {
-    Failure::device(format!("cannot start: {error}"))
+fn cannot_start(error: &io::Error) -> Failure {
+    Failure::device(format!("the server cannot start: {error}{}", remedy(error)))
 }
 
 /// Serves the volume, up to the moment at which it can be used.
@@ -441,7 +448,7 @@ fn start(
     mounted: Option<PathBuf>,
     notifier: &Notifier,
 ) -> Result<(Life, Events<control::Asked>), Failure> {
-    let failed = cannot_start::<io::Error>;
+    let failed = |error| cannot_start(&error);
     if !args.foreground {
         // Fails only for the leader of a process group, which a child of `open` is not.
         let _ = rustix::process::setsid();
@@ -552,18 +559,13 @@ fn detach(foreground: bool, null: &File, log: &mut Log) -> io::Result<()> {
     log.take_stderr()
 }
 
-/// Closes every volume that can be closed. The first failure is the result, the others are said. With
-/// `--all`, one that is closed meanwhile is none.
+/// Closes every volume that can be closed. Each failure is said; the code of the first is the result. With `--all`, one that is closed meanwhile is none.
 pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
     let mut left = args.names.clone();
     if args.all {
         left.extend(RuntimePaths::all()?.iter().map(|paths| paths.name().to_owned()));
     }
-    let mut ended = Ok(());
-    let mut keep = |failure| match &ended {
-        Ok(()) => ended = Err(failure),
-        Err(_) => say_line(failure),
-    };
+    let mut ended = Ended::default();
     while !left.is_empty() {
         // At once: one that does not answer keeps the others from nothing.
         let closed = at_once(&left, |name| close_one(name, args.deferred));
@@ -573,7 +575,7 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
                 Ok(()) => {}
                 Err(failure) if failure.is_gone && !args.names.contains(name) => {}
                 Err(failure) if failure.is_busy() => in_use.push((name.clone(), failure)),
-                Err(failure) => keep(failure),
+                Err(failure) => ended.keep(Err(failure)),
             }
         }
         // The user of one may have been another of them, whose image it is.
@@ -583,11 +585,11 @@ pub(crate) fn close(args: &CloseArgs) -> Result<(), Failure> {
             if may_go_on {
                 left.push(name);
             } else {
-                keep(failure);
+                ended.keep(Err(failure));
             }
         }
     }
-    ended
+    ended.result()
 }
 
 fn close_one(name: &str, deferred: bool) -> Result<(), Failure> {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use ucrypt_sector::Kernel;
 
 use crate::failure::Failure;
+use crate::luks::check_bits;
 use crate::size;
 use ciphers::Ciphers;
 use cores::Cores;
@@ -82,9 +83,7 @@ impl BenchmarkArgs {
                 "--key-size goes with what has this key: add --cipher, --pbkdf or --hash",
             ));
         }
-        if self.key_size.is_some_and(|bits| !bits.is_multiple_of(8)) {
-            return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
-        }
+        self.key_size.map_or(Ok(()), |bits| check_bits("--key-size", bits))?;
         let range = ciphers::SECTOR_MAX..=ciphers::BUFFER_MAX;
         let fits = range.contains(&self.buffer_size);
         if !fits || !self.buffer_size.is_multiple_of(ciphers::SECTOR_MAX) {

@@ -120,8 +120,8 @@ fn locked_memory() -> Result<String, String> {
 fn argon2() -> Result<String, String> {
     match memory::bound_kib() {
         Some(kib) if kib < 1 << 20 => Err(format!(
-            "new keyslots get at most {} MiB, half of what this container has: raise its limit, or \
-             use --pbkdf pbkdf2",
+            "new keyslots get at most {} MiB, half of what this container has: raise its limit (--memory, or \
+             MemoryMax= of a unit), or use --pbkdf pbkdf2",
             kib >> 10
         )),
         _ => Ok(String::new()),

@@ -1,8 +1,13 @@
 //! How an action fails: one line for people, one exit code for scripts (the codes of cryptsetup).
 
 use std::fmt;
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
 
 use crate::background;
+use crate::stdio::say_line;
 
 /// How a shell reports a program that SIGPIPE ended.
 const SIGPIPE_CODE: u8 = 128 + 13;
@@ -68,6 +73,16 @@ impl Failure {
         Self::with(5, message)
     }
 
+    /// If it is that the file of a detached header cannot be opened: with the option that has named it.
+    pub(crate) fn of_header(self, header: Option<&Path>) -> Self {
+        let is_of_it =
+            |path: &Path| self.message.starts_with(&format!("cannot open {}: ", path.display()));
+        if !header.is_some_and(is_of_it) {
+            return self;
+        }
+        Self { message: format!("{}; --header names the file of the header", self.message), ..self }
+    }
+
     /// Puts the subject in front of the message.
     pub(crate) fn about(self, what: impl fmt::Display) -> Self {
         Self { message: format!("{what}: {}", self.message), ..self }
@@ -95,6 +110,33 @@ impl Failure {
     }
 }
 
+/// How several acts end that do not depend on each other: each failure is said at once, in its order, and the
+/// code of the first is the result.
+#[derive(Debug, Default)]
+pub(crate) struct Ended(Option<u8>);
+
+impl Ended {
+    /// One more has ended.
+    pub(crate) fn keep(&mut self, ended: Result<(), Failure>) {
+        if let Err(failure) = ended {
+            self.0.get_or_insert(failure.code);
+            tell(&failure);
+        }
+    }
+
+    /// How all of them have ended.
+    pub(crate) fn result(self) -> Result<(), Failure> {
+        self.0.map_or(Ok(()), |code| Err(Failure::with(code, "")))
+    }
+}
+
+/// Says why something has failed, unless a program that was started has done so.
+pub(crate) fn tell(failure: &Failure) {
+    if !failure.message.is_empty() {
+        say_line(failure);
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -115,9 +157,47 @@ impl From<ucrypt_backend::OpenError> for Failure {
             Self::busy(error)
         } else if error.is_permission() {
             Self::denied(error)
+        } else if is_missing(&error) {
+            Self::device(format!("{error}; check the path"))
         } else {
             Self::device(error)
         }
+    }
+}
+
+fn is_missing(error: &ucrypt_backend::OpenError) -> bool {
+    use ucrypt_backend::OpenError::Io;
+    matches!(error, Io { error, .. } if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// What may help against an error of the system, behind `; `; nothing where that is not known.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => {
+            "; raise the limit of processes and threads (ulimit -u, or that of this container)"
+        }
+        Some(Errno::NOMEM) => "; free memory, or raise the limit of this container",
+        Some(Errno::MFILE | Errno::NFILE) => "; raise the limit of open files (ulimit -n)",
+        Some(Errno::NOSPC | Errno::DQUOT) => "; make room there",
+        _ => "",
+    }
+}
+
+/// The failure to draw random numbers.
+pub(crate) fn no_random(error: &io::Error) -> Failure {
+    Failure::device(format!(
+        "no random numbers: {error}; permit getrandom(2) in the seccomp profile"
+    ))
+}
+
+/// What to do about a header that asks for what this program lacks.
+fn remedy_of_lack(what: &str) -> &'static str {
+    match what {
+        "PBKDF" => "use argon2id, argon2i or pbkdf2",
+        "PBKDF for LUKS1" => "LUKS1 has only pbkdf2",
+        "hash" => "cryptsetup may have it",
+        "device-mapper target" | "dm-crypt option" | "key" => "dmsetup may take this line",
+        _ => "cryptsetup may open the volume",
     }
 }
 
@@ -138,6 +218,20 @@ impl From<ucrypt_luks::Error> for Failure {
                 "{error}; a detached header is named with --header, and a volume without one opened with \
                  --type plain"
             )),
+            Luks::Unsupported { what, .. } => {
+                Self::wrong(format!("{error}; {}", remedy_of_lack(what)))
+            }
+            // cryptsetup has the other limits, too.
+            Luks::KdfCost { parameter: "memory (KiB)", value, .. }
+                if value > u64::from(ucrypt_luks::ARGON2_MEMORY_MAX_KIB) =>
+            {
+                Self::wrong(format!("{error}; cryptsetup may open the volume"))
+            }
+            Luks::Damaged { .. } => Self::wrong(format!(
+                "{error}; ucrypt repair mends some of a LUKS1 header, else ucrypt luksHeaderRestore puts a \
+                 backup back"
+            )),
+            Luks::Random(error) => no_random(&error),
             Luks::InactiveKeyslot(_) => {
                 Self::wrong(format!("{error}; luksDump shows those that are"))
             }
@@ -155,10 +249,20 @@ impl From<ucrypt_image::Error> for Failure {
             Image::About { path, error } => Self::from(error).about(path.display()),
             Image::Memory(_) => Self::memory(error),
             Image::HeaderBusy { .. } | Image::Replaced { .. } => Self::busy(error),
-            Image::Lock { .. }
-            | Image::Create { .. }
-            | Image::NotDurable { .. }
-            | Image::NoRoom { .. } => Self::device(error),
+            Image::Lock { error: ref why, .. } => {
+                let no_locks = [Errno::NOLCK, Errno::OPNOTSUPP, Errno::NOSYS];
+                let has_none = Errno::from_io_error(why).is_some_and(|it| no_locks.contains(&it));
+                let remedy = if has_none {
+                    "; its file system has no locks: see that nobody else changes the header, and use \
+                     --disable-locks"
+                } else {
+                    remedy(why)
+                };
+                Self::device(format!("{error}{remedy}"))
+            }
+            Image::Create { .. } | Image::NotDurable { .. } | Image::NoRoom { .. } => {
+                Self::device(error)
+            }
             Image::Volume(_)
             | Image::Key(_)
             | Image::OtherFormat { .. }
@@ -203,8 +307,7 @@ impl From<ucrypt_export::fuse::FuseError> for Failure {
 }
 
 /// Whether descriptors or memory are short.
-fn is_shortage(error: &std::io::Error) -> bool {
-    use rustix::io::Errno;
+fn is_shortage(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| [Errno::MFILE, Errno::NFILE, Errno::NOMEM].contains(&errno))
 }
@@ -274,7 +377,7 @@ mod tests {
     #[test]
     fn messages_have_no_numbers_of_errors() {
         let told = |text: &str| Failure::device(text).message;
-        let error = std::io::Error::from_raw_os_error(2);
+        let error = io::Error::from_raw_os_error(2);
         let text = "No such file or directory";
         assert_eq!(told(&format!("x: {error}; y: {error}")), format!("x: {text}; y: {text}"));
         for kept in ["", " (os error ", " (os error )", " (os error 2", "(os error x)"] {

@@ -48,6 +48,24 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("This machine", &["doctor", "benchmark", "lab", "demo", "completions", "help"]),
 ];
 
+/// Options of `luksFormat`, in groups.
+const FORMAT: &[(&str, &[&str])] = &[
+    (
+        "Passphrase",
+        &[
+            "key_file",
+            "keyfile_size",
+            "keyfile_offset",
+            "key_description",
+            "timeout",
+            "verify_passphrase",
+            "key_slot",
+        ],
+    ),
+    ("Encryption", &["cipher", "key_size", "volume_key_file", "sector_size", "offset"]),
+    ("Header", &["kind", "header", "hash", "uuid", "label", "subsystem"]),
+];
+
 /// Options that say what a new keyslot costs: a group of their own.
 const DERIVATION: &[&str] =
     &["pbkdf", "iter_time", "pbkdf_memory", "pbkdf_parallel", "pbkdf_force_iterations"];
@@ -111,6 +129,9 @@ const LESS_USED: &[&str] = &[
 /// Longest line of help, in characters; a narrower terminal has shorter ones.
 const WIDTH: usize = 100;
 
+/// The last group: options that every action has.
+pub(crate) const OF_ALL_HEADING: &str = "Every action";
+
 /// Options that every action has.
 const OF_ALL: &[&str] = &["help", "verbose", "debug", "disable_locks", "test_args"];
 
@@ -129,6 +150,13 @@ pub(crate) fn arranged(command: Command) -> Command {
     );
     command.help_template(listed).max_term_width(WIDTH).mut_subcommands(|action| {
         let mut action = action;
+        if action.get_name() == "luksFormat" {
+            for (heading, ids) in FORMAT {
+                for id in *ids {
+                    action = action.mut_arg(id, |arg| arg.help_heading(*heading));
+                }
+            }
+        }
         if has(&action, "pbkdf") && !OPENING.contains(&action.get_name()) {
             for id in DERIVATION.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
                 action = action.mut_arg(id, |arg| arg.help_heading("Key derivation"));
@@ -138,11 +166,14 @@ pub(crate) fn arranged(command: Command) -> Command {
             }
         }
         if OPENING.contains(&action.get_name()) {
-            // Logs and metrics behind what the volume is: an argument that is changed moves to the end.
-            let of_operation = |arg: &&Arg| arg.get_help_heading() == Some("Operation");
-            let ids = action.get_arguments().filter(of_operation).map(Arg::get_id).cloned();
-            for id in ids.collect::<Vec<_>>() {
-                action = action.mut_arg(id, |arg| arg);
+            // Logs and metrics, then dispatch, behind what the volume is: an argument that is changed moves
+            // to the end.
+            for group in ["Operation", "Dispatch"] {
+                let of_group = |arg: &&Arg| arg.get_help_heading() == Some(group);
+                let ids = action.get_arguments().filter(of_group).map(Arg::get_id).cloned();
+                for id in ids.collect::<Vec<_>>() {
+                    action = action.mut_arg(id, |arg| arg);
+                }
             }
             for id in EXPERTS.iter().filter(|id| has(&action, id)).collect::<Vec<_>>() {
                 // It moves to the end, too.
@@ -259,6 +290,12 @@ mod tests {
         for id in DERIVATION.iter().chain(EXPERTS_OF_KEYS) {
             assert!(has(format, id) || has(add, id), "no action has {id}");
         }
+        let without: Vec<_> = format
+            .get_arguments()
+            .filter(|arg| !arg.is_positional() && arg.get_help_heading().is_none())
+            .map(|arg| arg.get_id().as_str())
+            .collect();
+        assert_eq!(without, ["batch_mode"], "every other option of luksFormat has a group");
         let headings: Vec<_> = format.get_arguments().map(Arg::get_help_heading).collect();
         assert_eq!(headings.last(), Some(&Some("Experts")));
     }
@@ -269,6 +306,12 @@ mod tests {
         command.build();
         for action in command.get_subcommands().filter(|action| action.get_name() != "help") {
             let is_of_all = |arg: &&Arg| OF_ALL.contains(&arg.get_id().as_str());
+            let in_group = |arg: &&Arg| arg.get_help_heading() == Some(OF_ALL_HEADING);
+            assert!(action.get_arguments().all(|arg| is_of_all(&arg) == in_group(&arg)));
+            let text = action.clone().render_long_help().to_string();
+            let headings: Vec<_> =
+                text.lines().filter(|it| it.ends_with(':') && !it.starts_with(' ')).collect();
+            assert_eq!(headings.last(), Some(&"Every action:"), "{text}");
             let of_all = action.get_arguments().filter(is_of_all).map(Arg::get_display_order);
             let own = action.get_arguments().filter(|arg| !is_of_all(arg));
             let last = own.map(Arg::get_display_order).max().unwrap_or(0);

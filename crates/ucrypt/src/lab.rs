@@ -11,6 +11,7 @@ use crate::failure::Failure;
 
 /// Arguments of `lab`.
 #[derive(Debug, clap::Args)]
+#[command(subcommand_value_name = "ACTION", subcommand_help_heading = "Actions")]
 pub(crate) struct LabArgs {
     #[command(subcommand)]
     action: Action,

@@ -30,6 +30,7 @@ pub(crate) use keys::{
     AddKeyArgs, ChangeKeyArgs, ConvertKeyArgs, KillSlotArgs, RemoveKeyArgs, add, change,
     convert_key, kill_slot, remove,
 };
+pub(crate) use new_key_args::check_bits;
 pub(crate) use rotate::{RotateKeyArgs, run as rotate};
 pub(crate) use show::{DumpArgs, IsLuksArgs, Kind, dump, is_luks};
 pub(crate) use token::{TokenArgs, token};

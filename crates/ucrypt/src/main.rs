@@ -76,19 +76,19 @@ const ONLY_ARGUMENTS: &str = "Check the command line, and do nothing";
 #[command(name = "ucrypt", version = VERSION, disable_help_flag = true)]
 struct Cli {
     /// Print help: the options that most people need (-h), or all (--help)
-    #[arg(short = '?', long, action = ArgAction::Help, global = true)]
+    #[arg(short = '?', long, action = ArgAction::Help, global = true, help_heading = help::OF_ALL_HEADING)]
     help: Option<bool>,
     /// Say how the action ended
-    #[arg(short = 'v', long, global = true)]
+    #[arg(short = 'v', long, global = true, help_heading = help::OF_ALL_HEADING)]
     verbose: bool,
     /// As --verbose; key derivations say how they get their memory, too
-    #[arg(long, alias = "debug-json", global = true)]
+    #[arg(long, alias = "debug-json", global = true, help_heading = help::OF_ALL_HEADING)]
     debug: bool,
     /// Take no lock against other changes of a header
-    #[arg(long, global = true, hide_short_help = true, long_help = NO_LOCKS)]
+    #[arg(long, global = true, hide_short_help = true, long_help = NO_LOCKS, help_heading = help::OF_ALL_HEADING)]
     disable_locks: bool,
     /// Check the command line, and do nothing
-    #[arg(long, global = true, hide_short_help = true, long_help = ONLY_ARGUMENTS)]
+    #[arg(long, global = true, hide_short_help = true, long_help = ONLY_ARGUMENTS, help_heading = help::OF_ALL_HEADING)]
     test_args: bool,
     #[command(subcommand)]
     action: Action,

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rustix::fs::{Access, access};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -20,7 +22,7 @@ use signal_hook::flag;
 use crate::available;
 use crate::background::{self, OpenArgs, Served, as_option};
 use crate::ending::may_end;
-use crate::failure::Failure;
+use crate::failure::{Ended, Failure};
 use crate::log::LogArgs;
 use crate::metrics::MetricsArgs;
 use crate::programs;
@@ -80,7 +82,7 @@ pub(crate) struct MountArgs {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// How the volume is served; without it, the first of ublk, loop and fuse that this system permits
-    #[arg(long = "as", value_enum)]
+    #[arg(long = "as", value_parser = mountable())]
     served: Option<Served>,
     /// If the server dies, let the requests of the ublk device wait until the volume is opened again
     #[arg(long)]
@@ -94,6 +96,13 @@ pub(crate) struct MountArgs {
     metrics: MetricsArgs,
     #[command(flatten)]
     volume: VolumeArgs,
+}
+
+/// The exports that can be mounted: a client of NBD makes a disk of its own.
+fn mountable() -> impl TypedValueParser<Value = Served> {
+    let exports = Served::value_variants().iter().filter(|export| **export != Served::Nbd);
+    PossibleValuesParser::new(exports.filter_map(Served::to_possible_value))
+        .try_map(|name| Served::from_str(&name, false))
 }
 
 /// Arguments of `umount`.
@@ -326,11 +335,8 @@ fn check_can_mount(
             fuse::check(wanted.fstype)
         }
         Served::Nbd => {
-            let cannot = "a volume that is served --as nbd cannot be mounted";
-            Err(match why {
-                Some(why) => Failure::denied(format!("{why}; {cannot}")),
-                None => Failure::wrong(format!("{cannot}; leave --as out")),
-            })
+            let why = why.unwrap_or_default();
+            Err(Failure::denied(format!("{why}; what is served --as nbd cannot be mounted")))
         }
     }
 }
@@ -389,15 +395,11 @@ pub(crate) fn serve(args: &MountArgs) -> Result<(), Failure> {
 }
 
 pub(crate) fn umount(args: &UmountArgs) -> Result<(), Failure> {
-    let mut ended = Ok(());
+    let mut ended = Ended::default();
     for place in &args.places {
-        match (umount_one(place), &ended) {
-            (Ok(()), _) => {}
-            (Err(failure), Ok(())) => ended = Err(failure),
-            (Err(failure), Err(_)) => say_line(failure),
-        }
+        ended.keep(umount_one(place));
     }
-    ended
+    ended.result()
 }
 
 fn umount_one(place: &Path) -> Result<(), Failure> {

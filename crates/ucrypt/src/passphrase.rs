@@ -53,6 +53,9 @@ pub(crate) struct KeyArgs {
     /// An agent of systemd asks for the passphrase
     #[arg(skip)]
     pub(crate) by_agent: bool,
+    /// What the key file is in messages, if it does not come from --key-file
+    #[arg(skip)]
+    pub(crate) file_is: Option<&'static str>,
 }
 
 /// As [`KeyArgs`], for an action whose `-y` has a person type the passphrase twice.
@@ -68,7 +71,7 @@ pub(crate) struct VerifiedKeyArgs {
 impl VerifiedKeyArgs {
     /// With this key file, if the user names no other.
     pub(crate) fn or_file(mut self, file: Option<&Path>) -> Self {
-        self.key.key_file = self.key.key_file.or_else(|| file.map(Path::to_owned));
+        self.key = self.key.or_file(file);
         self
     }
 
@@ -95,6 +98,15 @@ pub(crate) enum Source<'a> {
 }
 
 impl KeyArgs {
+    /// With the key file that is an argument, if the user names no other.
+    pub(crate) fn or_file(mut self, file: Option<&Path>) -> Self {
+        if let (None, Some(file)) = (&self.key_file, file) {
+            self.key_file = Some(file.into());
+            self.file_is = Some("the key file");
+        }
+        self
+    }
+
     /// Finds out where the passphrase comes from. Reads nothing yet.
     pub(crate) fn source(&self) -> Result<Source<'_>, Failure> {
         if let Some(description) = &self.key_description {
@@ -179,7 +191,7 @@ impl KeyArgs {
             Source::Agent(agent) => agent.ask(prompt, self.timeout),
             Source::Line(stdin) => of_stdin(Part { line: true, ..part }, stdin),
             Source::Stdin(stdin) => of_stdin(part, stdin),
-            Source::File(path) => Ok(part.of_file(path)?),
+            Source::File(path) => Ok(part.of_file(path, self.file_is.unwrap_or("--key-file"))?),
             Source::Keyring(description) => user_key(description).map_err(Failure::wrong),
         }
     }
@@ -209,6 +221,33 @@ impl KeyArgs {
         Self { verify: true, ..self.clone() }.read(prompt)
     }
 
+    /// The failure to open the header in `place` with `passphrase`, which was read from here.
+    pub(crate) fn failure(
+        &self,
+        error: ucrypt_luks::Error,
+        place: &Path,
+        passphrase: &[u8],
+    ) -> Failure {
+        if !matches!(error, ucrypt_luks::Error::WrongPassphrase { .. }) {
+            return error.into();
+        }
+        let place = place.display();
+        let remedy = match self.source() {
+            Ok(Source::File(file)) if passphrase.ends_with(b"\n") => format!(
+                "the line break at the end of {} is a part of it: --keyfile-size {} leaves it out",
+                file.display(),
+                passphrase.len() - 1
+            ),
+            Ok(Source::Terminal(_) | Source::Agent(_)) => {
+                format!(
+                    "look at the keyboard layout and capitals; ucrypt luksDump {place} shows the keyslots"
+                )
+            }
+            _ => format!("ucrypt luksDump {place} shows the keyslots"),
+        };
+        Failure::denied(format!("{place}: {error}; {remedy}"))
+    }
+
     /// Whether a person types the passphrase, and may mistype it.
     pub(crate) fn is_interactive(&self) -> bool {
         matches!(self.source(), Ok(Source::Terminal(_) | Source::Agent(_)))
@@ -219,14 +258,14 @@ impl KeyArgs {
 pub(crate) fn read_table_line(path: &Path) -> Result<Secret, Failure> {
     let line = Part { offset: 0, size: None, line: true };
     if path.as_os_str() != "-" {
-        return Ok(line.of_file(path)?);
+        return Ok(line.of_file(path, "--table-file")?);
     }
     of_stdin(line, Stdin::get().ok_or_else(|| Failure::wrong("standard input is closed"))?)
 }
 
 /// Reads the first `size` bytes of a file that holds a volume key, or all of them.
 pub(crate) fn read_volume_key(path: &Path, size: Option<u64>) -> Result<Secret, Failure> {
-    Ok(Part { offset: 0, size, line: false }.of_file(path)?)
+    Ok(Part { offset: 0, size, line: false }.of_file(path, "--volume-key-file")?)
 }
 
 /// Reads a passphrase that another program prints and ends with a newline.

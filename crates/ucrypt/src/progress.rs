@@ -4,15 +4,16 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::slice::from_ref;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ucrypt_backend::was_closed_at_start;
-use ucrypt_luks::{Kdf, watch_derivations};
+use ucrypt_luks::{Kdf, Medium, Purpose, Write, watch_derivations, write_verified};
 
 use crate::background::duration;
 use crate::size::human;
@@ -26,17 +27,26 @@ const DRAW_EVERY: Duration = Duration::from_millis(200);
 /// A line on standard error while this lives, unless there is one already.
 pub(crate) struct Waiting(Option<(Sender<()>, JoinHandle<()>)>);
 
+/// How much there is, if that is known.
+#[derive(Clone)]
+enum Whole {
+    Unknown,
+    /// Probably this time.
+    Time(Duration),
+    /// This many bytes, and how many of them are done.
+    Bytes(u64, Arc<AtomicU64>),
+}
+
 /// There is a line.
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
 impl Waiting {
     /// Something begins that may take long: `what` in a few words.
     pub(crate) fn begin(what: &str) -> Self {
-        Self::with_estimate(what, None)
+        Self::of(what, Whole::Unknown)
     }
 
-    /// As [`Waiting::begin`], for what will probably take so long.
-    fn with_estimate(what: &str, estimate: Option<Duration>) -> Self {
+    fn of(what: &str, whole: Whole) -> Self {
         if !is_shown() || IS_THERE.swap(true, Ordering::SeqCst) {
             return Self(None);
         }
@@ -51,7 +61,7 @@ impl Waiting {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
             loop {
-                bar.set_message(line(&what, begun.elapsed(), estimate));
+                bar.set_message(line(&what, begun.elapsed(), &whole));
                 bar.tick();
                 if is_over(DRAW_EVERY) {
                     return bar.finish_and_clear();
@@ -80,29 +90,73 @@ fn is_shown() -> bool {
     !was_closed_at_start(2) && std::io::stderr().is_terminal()
 }
 
-fn line(what: &str, elapsed: Duration, estimate: Option<Duration>) -> String {
+fn line(what: &str, elapsed: Duration, whole: &Whole) -> String {
     let mut line = format!("{what}: {}", duration(elapsed.as_secs()));
-    if let Some(estimate) = estimate {
-        // An estimate that has passed tells nothing.
-        let left = estimate.saturating_sub(elapsed);
-        let share = elapsed.as_secs_f64() / estimate.as_secs_f64().max(1e-3) * 100.0;
-        // Writing to a string cannot fail.
-        let _ = match left {
+    // Writing to a string cannot fail.
+    let _ = match whole {
+        Whole::Unknown => Ok(()),
+        Whole::Time(estimate) => match estimate.saturating_sub(elapsed) {
+            // An estimate that has passed tells nothing.
             Duration::ZERO => write!(line, ", longer than expected"),
-            left => write!(line, ", {share:.0} %, about {} left", duration(left.as_secs() + 1)),
-        };
-    }
+            left => {
+                let share = elapsed.as_secs_f64() / estimate.as_secs_f64().max(1e-3) * 100.0;
+                write!(line, ", {share:.0} %, about {} left", duration(left.as_secs() + 1))
+            }
+        },
+        Whole::Bytes(all, done) => {
+            let left = all.saturating_sub(done.load(Ordering::Relaxed));
+            write!(line, ", {} of {} left", human(left), human(*all))
+        }
+    };
     line
+}
+
+/// Carries out writes as [`write_verified`] does, and shows how much of them is left.
+pub(crate) fn write_shown(
+    what: &str,
+    medium: &dyn Medium,
+    writes: &[Write],
+) -> ucrypt_luks::Result<()> {
+    Counted::of(what, writes).each(writes, |write| write_verified(medium, from_ref(write)))
+}
+
+/// Writes of which each is counted when it is done.
+pub(crate) struct Counted {
+    done: Arc<AtomicU64>,
+    _waiting: Waiting,
+}
+
+impl Counted {
+    /// Begins with `what`, which consists of these writes.
+    pub(crate) fn of(what: &str, writes: &[Write]) -> Self {
+        let all = writes.iter().map(|write| write.bytes.len() as u64).sum();
+        let done = Arc::new(AtomicU64::new(0));
+        Self { _waiting: Waiting::of(what, Whole::Bytes(all, done.clone())), done }
+    }
+
+    /// Carries out each, up to the first that fails.
+    pub(crate) fn each<E>(
+        &self,
+        writes: &[Write],
+        carry_out: impl FnMut(&Write) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut carry_out = carry_out;
+        writes.iter().try_for_each(|write| {
+            carry_out(write)?;
+            self.done.fetch_add(write.bytes.len() as u64, Ordering::Relaxed);
+            Ok(())
+        })
+    }
 }
 
 /// How long a unit of cost has taken in this process, by what is computed.
 static SPEEDS: Mutex<Option<HashMap<String, Duration>>> = Mutex::new(None);
 
-/// Shows key derivations that take long, with the time that is left if the speed is known: that of a
-/// new keyslot is measured first.
+/// Shows key derivations that take long, with the time that is left: by the speed of those before, of which that of a
+/// new keyslot has some that measure it, or else by a short one.
 pub(crate) fn show_derivations() {
     if is_shown() {
-        watch_derivations(|kdf| Box::new(Derivation::begin(kdf)));
+        watch_derivations(|kdf, purpose| Box::new(Derivation::begin(kdf, purpose)));
     }
 }
 
@@ -116,7 +170,7 @@ struct Derivation {
 }
 
 impl Derivation {
-    fn begin(kdf: &Kdf) -> Self {
+    fn begin(kdf: &Kdf, purpose: Purpose) -> Self {
         let (of, cost, detail) = match kdf {
             Kdf::Pbkdf2 { hash, iterations } => {
                 (format!("pbkdf2 {hash}"), f64::from(*iterations), hash.clone())
@@ -132,9 +186,12 @@ impl Derivation {
             let speeds = SPEEDS.lock().unwrap_or_else(PoisonError::into_inner);
             speeds.as_ref().and_then(|speeds| speeds.get(&of).copied())
         };
-        let estimate = speed.map(|unit| unit.mul_f64(cost));
+        let known = speed.map(|unit| unit.mul_f64(cost));
+        let is_key = purpose == Purpose::Key;
+        let estimate = known.or_else(|| is_key.then(|| kdf.estimate()).flatten());
         let what = format!("deriving a key ({}, {detail})", kdf.name());
-        Self { of, cost, begun: Instant::now(), _waiting: Waiting::with_estimate(&what, estimate) }
+        let whole = estimate.map_or(Whole::Unknown, Whole::Time);
+        Self { of, cost, begun: Instant::now(), _waiting: Waiting::of(&what, whole) }
     }
 }
 
@@ -157,19 +214,33 @@ mod tests {
     #[test]
     fn a_line_tells_what_is_left_only_where_that_is_known() {
         let seconds = Duration::from_secs;
-        assert_eq!(line("closing", seconds(75), None), "closing: 1 min 15 s");
-        let halfway = line("deriving", seconds(2), Some(seconds(8)));
+        assert_eq!(line("closing", seconds(75), &Whole::Unknown), "closing: 1 min 15 s");
+        let whole = Whole::Time(seconds(8));
+        let halfway = line("deriving", seconds(2), &whole);
         assert_eq!(halfway, "deriving: 2 s, 25 %, about 7 s left");
-        assert_eq!(
-            line("deriving", seconds(9), Some(seconds(8))),
-            "deriving: 9 s, longer than expected"
-        );
+        assert_eq!(line("deriving", seconds(9), &whole), "deriving: 9 s, longer than expected");
+    }
+
+    #[test]
+    fn of_writes_the_bytes_that_are_left_are_told() {
+        let write = |length| Write { offset: 0, bytes: vec![0; length] };
+        let writes = [write(1 << 20), write(3 << 20), write(4 << 20)];
+        let counted = Counted::of("restoring", &writes);
+        let mut refused = 3;
+        let ended = counted.each(&writes, |_| {
+            refused -= 1;
+            if refused > 0 { Ok(()) } else { Err("the third") }
+        });
+        assert_eq!(ended, Err("the third"));
+        let whole = Whole::Bytes(8 << 20, counted.done.clone());
+        let text = line("restoring", Duration::from_secs(2), &whole);
+        assert_eq!(text, "restoring: 2 s, 4M of 8M left");
     }
 
     #[test]
     fn a_second_derivation_is_estimated_by_the_first() {
         let kdf = Kdf::Pbkdf2 { hash: "of this test".into(), iterations: 1000 };
-        let first = Derivation::begin(&kdf);
+        let first = Derivation::begin(&kdf, Purpose::Key);
         std::thread::sleep(Duration::from_millis(20));
         drop(first);
         let speeds = SPEEDS.lock().unwrap();

@@ -4,8 +4,10 @@
 //! for NBD clients, `.NAME.lock` the file that the server locks while it lives, `.NAME.log` its
 //! log. No name begins with a dot and each suffix has one meaning, so no two names share a path.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,30 +40,39 @@ impl RuntimePaths {
             && !name.contains(|c: char| c == '/' || c.is_control());
         if !fits {
             return Err(Failure::wrong(format!(
-                "'{name}' cannot name a volume; use up to {NAME_MAX} bytes without '/', and no dot \
-                 at the start"
+                "'{}' cannot name a volume; use 1 to {NAME_MAX} bytes without '/' and control \
+                 characters, and no '.' or '-' at the start",
+                background::clean(name)
             )));
         }
         Ok(Self { dir: runtime_directory::path(), name: name.into() })
     }
 
-    /// The paths of a volume that should be open. `name` is its name, the path of its device or file
-    /// as `open` printed it, or the device's own, as in `/dev/loop3`.
+    /// The paths of a volume that should be open. `name` is its name, the path of its device, file or
+    /// NBD socket or the URI of that as `open` printed it, or the device's own path, as in `/dev/loop3`.
     ///
     /// # Errors
     /// It cannot be a name. Code 5 if it is a device whose server has another runtime directory: a volume of this one
     /// may have the same name.
     pub(crate) fn of_open(name: &str) -> Result<Self, Failure> {
         // A name has no '/', so that what has one is a path.
-        let path = if name.contains('/') { std::path::absolute(name) } else { Ok(name.into()) };
-        let path = &path.unwrap_or_else(|_| name.into());
+        if !name.contains('/') {
+            return Self::of(name);
+        }
+        let path = &nbd_socket(name).unwrap_or_else(|| name.into());
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.clone());
         let below = |dir: &Path| Some(path.strip_prefix(dir).ok()?.to_str()?.to_owned());
-        if let Some(name) = below(&runtime_directory::path()) {
-            return Self::of(&name);
+        if let Some(file) = below(&runtime_directory::path()) {
+            // No name begins with a dot.
+            let socket = file.strip_prefix('.').and_then(|file| file.strip_suffix(".nbd"));
+            return Self::of(socket.unwrap_or(&file));
         }
         let linked = below(Path::new("/dev/ucrypt"));
         let Some(linked) = linked.or_else(|| background::name_of_device(path)) else {
-            return Self::of(name);
+            return Err(Failure::wrong(format!(
+                "{} is no device, file or socket of an open volume; ucrypt list shows those that are open",
+                background::clean(name)
+            )));
         };
         let paths = Self::of(&linked)?;
         background::check_device(&paths)?;
@@ -174,6 +185,20 @@ impl RuntimePaths {
     }
 }
 
+/// The path of the socket in the URI that `open` prints of an NBD export.
+pub(crate) fn nbd_socket(uri: &str) -> Option<PathBuf> {
+    let encoded = uri.strip_prefix("nbd+unix:///?socket=")?;
+    let mut parts = encoded.split('%');
+    let mut path = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let digits =
+            part.get(..2).filter(|it| it.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+        path.push(u8::from_str_radix(digits, 16).ok()?);
+        path.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    Some(OsString::from_vec(path).into())
+}
+
 /// Whether there is a file. That of a killed server exists, but its metadata cannot be read.
 fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path)
@@ -192,6 +217,19 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn a_uri_of_nbd_is_the_path_of_its_socket() {
+        let path = |text: &str| nbd_socket(text).map(|path| path.display().to_string());
+        let uri = |path: &str| format!("nbd+unix:///?socket={path}");
+        assert_eq!(path(&uri("/run/.x.nbd")), Some("/run/.x.nbd".into()));
+        assert_eq!(path(&uri("/a%20b%C3%A4/.x.nbd")), Some("/a bä/.x.nbd".into()));
+        for none in
+            ["/run/.x.nbd", "nbd://[::1]:10809", &uri("%"), &uri("%2"), &uri("%+1"), &uri("%ää")]
+        {
+            assert_eq!(path(none), None, "{none}");
+        }
+    }
 
     #[test]
     fn no_two_names_share_a_place() {

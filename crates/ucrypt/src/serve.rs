@@ -42,8 +42,10 @@ const GUESTS_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "ucrypt serve [OPTIONS] EXPORT... IMAGE\n       \
+    ucrypt serve [OPTIONS] EXPORT... --backend KIND:SIZE")]
 pub(crate) struct ServeArgs {
-    /// The image: a file or a block device
+    /// The image: a file or a block device; not with --backend
     image: Option<PathBuf>,
     /// Print the exports as JSON, one object a line
     #[arg(long)]
@@ -60,7 +62,7 @@ pub(crate) struct ServeArgs {
 
 /// How a volume is served.
 #[derive(Debug, Clone, Default, clap::Args)]
-#[command(next_help_heading = "Exports")]
+#[command(next_help_heading = "Exports (EXPORT, at least one)")]
 pub(crate) struct ExportArgs {
     /// Serve NBD on unix:PATH or tcp:HOST:PORT (loopback), or on the socket that systemd passes on
     /// (systemd); may be given several times

@@ -24,7 +24,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
-        other => return Err(format!("'{other}' is no unit of bytes; use K, M, G or T")),
+        _ => return Err(format!("'{unit}' in '{text}' is no unit of bytes; use K, M, G or T")),
     };
     let broken = || Err(format!("'{text}' is no whole number of bytes"));
     if decimals.len() > DECIMALS_MAX {
@@ -57,9 +57,23 @@ pub(crate) fn human(bytes: u64) -> String {
     }
 }
 
+/// A number of bytes for people, and the exact one where that is another.
+pub(crate) fn exact(bytes: u64) -> String {
+    let human = human(bytes);
+    if parse(&human) == Ok(bytes) { human } else { format!("{human} ({bytes} bytes)") }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{human, parse};
+    use super::{exact, human, parse};
+
+    #[test]
+    fn a_size_that_its_unit_cuts_is_told_exactly_too() {
+        assert_eq!(exact(1 << 30), "1G");
+        assert_eq!(exact((1 << 30) + 512), "1G (1073742336 bytes)");
+        assert_eq!(exact(3 << 60), "3E (3458764513820540928 bytes)");
+        assert_eq!(exact(0), "0");
+    }
 
     #[test]
     fn sizes_for_people_have_the_largest_unit_and_are_never_rounded_up() {
@@ -88,6 +102,8 @@ mod tests {
         for broken in ["1.5", "0.1K", "1.G", "1.", "1.0000000000000G", "1.5.5G", ".5G"] {
             assert!(parse(broken).is_err(), "{broken}");
         }
+        let unit = parse("1.5X").unwrap_err();
+        assert!(unit.starts_with("'X' in '1.5X' is no unit of bytes"), "{unit}");
         for bad in ["", "G", "1X", "-1", "1.5X", "99999999999999T"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -199,5 +199,9 @@ impl Drop for Progress {
 }
 
 fn beyond(at: u64, size: u64) -> Failure {
-    Failure::wrong(format!("byte {at} is behind the end of the volume, which has {size} bytes"))
+    Failure::wrong(format!(
+        "offset {} is behind the end of the volume, which has {}",
+        size::exact(at),
+        size::exact(size)
+    ))
 }

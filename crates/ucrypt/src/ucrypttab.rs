@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::background::{self, Served};
-use crate::failure::Failure;
+use crate::failure::{Ended, Failure, tell};
 use crate::notify::Notifier;
 use crate::runtime::RuntimePaths;
 use crate::stdio::{print, print_line, say_line, say_verbose};
@@ -152,36 +152,24 @@ fn attach_all(args: &AttachArgs) -> Result<(), Failure> {
         };
         return Err(become_open(args, find(&lines, name, &args.ucrypttab)?));
     }
-    let mut ended = Ok(());
-    let mut keep = |failure: Failure, counts: bool| {
-        match (&ended, counts) {
-            (Ok(()), true) => ended = Err(failure),
-            // The child has said its own.
-            _ if failure.message.is_empty() => {}
-            _ => say_line(failure),
-        }
-    };
+    let mut ended = Ended::default();
     if !args.all {
         for name in &args.names {
-            let opened = find(&lines, name, &args.ucrypttab).and_then(|entry| open(args, entry));
-            if let Err(failure) = opened {
-                keep(failure, true);
-            }
+            ended.keep(find(&lines, name, &args.ucrypttab).and_then(|entry| open(args, entry)));
         }
-        return ended;
+        return ended.result();
     }
     for line in &lines {
         match line {
             Ok(entry) if entry.options.noauto => {}
-            Ok(entry) => {
-                if let Err(failure) = open(args, entry) {
-                    keep(failure, !entry.options.nofail);
-                }
-            }
-            Err(problem) => keep(problem.failure(&args.ucrypttab), true),
+            Ok(entry) => match open(args, entry) {
+                Err(failure) if entry.options.nofail => tell(&failure),
+                opened => ended.keep(opened),
+            },
+            Err(problem) => ended.keep(Err(problem.failure(&args.ucrypttab))),
         }
     }
-    ended
+    ended.result()
 }
 
 /// Opens an entry that is not open. What a killed server has left is removed by `open`.
@@ -358,26 +346,28 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
     if !args.all {
         // What is open is closed by its name, whatever became of the table.
         let of_table = read(&args.ucrypttab).map(names).unwrap_or_default();
-        return detach_each(args, &args.names, &of_table);
+        let mut ended = Ended::default();
+        detach_each(args, &args.names, &of_table, &mut ended);
+        return ended.result();
     }
     let of_table = names(read_all(&args.ucrypttab)?);
     let (mut others, mut unknown) = background::attached_by(&args.ucrypttab)?;
     for names in [&mut others, &mut unknown] {
         names.retain(|name| !of_table.contains(name));
     }
-    let mut ended = Ok(());
+    let mut ended = Ended::default();
     for name in unknown {
         let told = format!(
             "the server of {name} does not answer, so nobody knows whether {} had it opened; ucrypt close {name} \
              closes it",
             args.ucrypttab.display()
         );
-        keep(&mut ended, Err(Failure::device(told)));
+        ended.keep(Err(Failure::device(told)));
     }
     let in_order: Vec<_> = of_table.iter().rev().cloned().collect();
     if others.is_empty() {
-        keep(&mut ended, detach_each(args, &in_order, &of_table));
-        return ended;
+        detach_each(args, &in_order, &of_table, &mut ended);
+        return ended.result();
     }
     // Nobody knows whose image is on whose volume any more: one that is in use waits for the others.
     let mut left = [in_order, others].concat();
@@ -386,7 +376,7 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
         left.retain(|name| match detach_one(args, name, Duration::ZERO, &of_table) {
             Err(failure) if failure.is_busy() => true,
             closed => {
-                keep(&mut ended, closed);
+                ended.keep(closed);
                 false
             }
         });
@@ -394,26 +384,14 @@ pub(crate) fn detach(args: &DetachArgs) -> Result<(), Failure> {
             break;
         }
     }
-    keep(&mut ended, detach_each(args, &left, &of_table));
-    ended
+    detach_each(args, &left, &of_table, &mut ended);
+    ended.result()
 }
 
-/// The first failure is the result, the others are said.
-fn keep(ended: &mut Result<(), Failure>, closed: Result<(), Failure>) {
-    match (closed, &ended) {
-        (Ok(()), _) => {}
-        (closed, Ok(())) => *ended = closed,
-        (Err(failure), Err(_)) => say_line(failure),
-    }
-}
-
-fn detach_each(args: &DetachArgs, names: &[String], of_table: &[String]) -> Result<(), Failure> {
-    let mut ended = Ok(());
+fn detach_each(args: &DetachArgs, names: &[String], of_table: &[String], ended: &mut Ended) {
     for name in names {
-        let wait = Duration::from_secs(args.wait);
-        keep(&mut ended, detach_one(args, name, wait, of_table));
+        ended.keep(detach_one(args, name, Duration::from_secs(args.wait), of_table));
     }
-    ended
 }
 
 /// Closes a volume if it is open; waits so long for its users to go.

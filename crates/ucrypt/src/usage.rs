@@ -6,6 +6,8 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
+use crate::background::clean;
+
 /// The cause and the remedy, without `ucrypt: `. `words` is the command line.
 pub(crate) fn line<'a>(
     error: &Error,
@@ -15,13 +17,15 @@ pub(crate) fn line<'a>(
     let text = error.render().to_string();
     let cause = text.split("\n\n").next().unwrap_or_default();
     let cause = cause.strip_prefix("error: ").unwrap_or(cause);
-    let mut parts = vec![cause.split_whitespace().collect::<Vec<_>>().join(" ")];
+    let unknown = unknown_action(error);
+    let cause = unknown.map_or_else(
+        || cause.split_whitespace().collect::<Vec<_>>().join(" "),
+        |name| format!("unrecognized action '{}'", clean(name)),
+    );
+    let mut parts = vec![cause];
     parts.extend(similar(error).map(|it| format!("similar: {it}")));
-    let is_of_action = error.kind() != ErrorKind::InvalidSubcommand;
-    let mut words = words.into_iter().filter(|_| is_of_action);
-    let action = words.find_map(|word| command.find_subcommand(word)).map(Command::get_name);
-    let action = action.map(|name| format!(" {name}")).unwrap_or_default();
-    parts.push(format!("see ucrypt{action} --help"));
+    let known = words.into_iter().take_while(|word| Some(*word) != unknown);
+    parts.push(format!("see ucrypt{} --help", action(command, known)));
     parts.join("; ")
 }
 
@@ -36,9 +40,34 @@ pub(crate) fn usage(mut command: Command, action: Option<&OsString>) -> String {
     format!("{line}\n")
 }
 
+/// What stands in the place of an action and is none.
+fn unknown_action(error: &Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidSubcommand)? {
+        ContextValue::String(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// The action that a command line is about, with those that it is a part of: ` lab run`.
+fn action<'a>(mut command: &Command, words: impl Iterator<Item = &'a str>) -> String {
+    let mut names = String::new();
+    // Of `help`, the others are the action.
+    for word in words.filter(|word| *word != "help") {
+        if let Some(action) = command.find_subcommand(word) {
+            names.extend([" ", action.get_name()]);
+            command = action;
+        }
+    }
+    names
+}
+
 /// What was probably meant.
 fn similar(error: &Error) -> Option<&str> {
     use ContextKind::{SuggestedArg, SuggestedSubcommand, SuggestedValue};
+    // Of values, all are listed.
+    if error.kind() == ErrorKind::InvalidValue {
+        return None;
+    }
     let suggested = [SuggestedSubcommand, SuggestedArg, SuggestedValue];
     match suggested.into_iter().find_map(|kind| error.get(kind))? {
         ContextValue::String(one) => Some(one),
@@ -69,7 +98,9 @@ mod tests {
         let command = Cli::command();
         let said = |words: &[&str]| {
             let all = std::iter::once(&"ucrypt").chain(words);
-            let error = command.clone().try_get_matches_from(all).expect_err("refused");
+            // As in `main`: what is parsed has nested actions of help from then on.
+            let mut command = command.clone();
+            let error = command.try_get_matches_from_mut(all).expect_err("refused");
             line(&error, &command, words.iter().copied())
         };
         let places = "[possible values: ublk, loop, fuse, nbd]; see ucrypt open --help";
@@ -77,8 +108,14 @@ mod tests {
         assert_eq!(wrong, format!("invalid value 'x' for '--as <SERVED>' {places}"));
         let missing = "the following required arguments were not provided: <IMAGE>; see ucrypt luksDump --help";
         assert_eq!(said(&["luksDump"]), missing);
-        let similar = "unrecognized subcommand 'opne'; similar: open; see ucrypt --help";
+        assert!(!said(&["open", "--as", "nbdd", "i"]).contains("similar"), "all are listed");
+        let similar = "unrecognized action 'opne'; similar: open; see ucrypt --help";
         assert_eq!(said(&["opne", "status"]), similar);
+        for nested in [&["lab", "foo"][..], &["help", "lab", "foo"], &["lab", "help", "foo"]] {
+            assert_eq!(said(nested), "unrecognized action 'foo'; see ucrypt lab --help");
+        }
+        let nested = said(&["lab", "run", "--frob"]);
+        assert_eq!(nested, "unexpected argument '--frob' found; see ucrypt lab run --help");
         let similar =
             "unexpected argument '--deferrd' found; similar: --deferred; see ucrypt close --help";
         assert_eq!(said(&["close", "--deferrd", "i"]), similar);

@@ -17,7 +17,7 @@ use ucrypt_luks::luks2::Damage;
 use ucrypt_luks::{Flag, Format, Header, HeaderDigest, ReadAt, Unlocked, signature};
 use zeroize::Zeroizing;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, no_random};
 use crate::json_path::bytes_of;
 use crate::keyring;
 use crate::luks::{HeaderImage, confirm, confirm_at};
@@ -398,7 +398,7 @@ impl VolumeArgs {
         let keyslot = looking.key_slot;
         memory::check_unlock(&found.header, keyslot)?;
         if unbound || !looking.unlocks_by_token(&found.header, source)? {
-            let opened = looking.ask(&name, |passphrase| {
+            let opened = looking.ask(&name, looking.place(image), |passphrase| {
                 if unbound {
                     found.header.open_key(source, passphrase, keyslot)
                 } else {
@@ -457,7 +457,7 @@ impl VolumeArgs {
         }
         let found = self.find_header(image, path)?;
         let medium = HeaderImage(found.detached.as_ref().unwrap_or(image));
-        let volume = self.unlock_header(&found.header, found.source(&medium), name, key)?;
+        let volume = self.unlock_header(&found.header, found.source(&medium), path, key)?;
         Ok(UnlockedImage::of(found, volume))
     }
 
@@ -473,14 +473,15 @@ impl VolumeArgs {
             },
             strict: self.strict,
         };
-        Ok(Found::read(image, path, &wanted, self.open_options())?)
+        Found::read(image, path, &wanted, self.open_options())
+            .map_err(|error| Failure::from(error).of_header(self.header.as_deref()))
     }
 
     fn unlock_header(
         &self,
         header: &Header,
         source: &dyn ReadAt,
-        name: &str,
+        path: &Path,
         key: KeySource,
     ) -> Result<Unlocked, Failure> {
         if let KeySource::Known(key) = key {
@@ -502,7 +503,12 @@ impl VolumeArgs {
             return Ok(told(unlocked));
         }
         let open = |key: &[u8]| header.unlock(source, key, self.key_slot);
-        Ok(told(self.ask(name, open)?))
+        Ok(told(self.ask(&path.display().to_string(), self.place(path), open)?))
+    }
+
+    /// Where the header of an image is.
+    fn place<'a>(&'a self, image: &'a Path) -> &'a Path {
+        self.header.as_deref().unwrap_or(image)
     }
 
     /// Whether a token opens the volume.
@@ -511,13 +517,14 @@ impl VolumeArgs {
         Ok(unlocked.map(told).is_some())
     }
 
-    /// Asks for the passphrase until it opens, as often as the user wants.
+    /// Asks for the passphrase of an image until it opens the header in `place`, as often as the user wants.
     fn ask<T>(
         &self,
-        name: &str,
+        image: &str,
+        place: &Path,
         open: impl Fn(&[u8]) -> ucrypt_luks::Result<T>,
     ) -> Result<T, Failure> {
-        try_passphrases(name, &self.verified_key(&KeySource::Arguments), self.tries, open)
+        try_passphrases((image, place), &self.verified_key(&KeySource::Arguments), self.tries, open)
     }
 
     /// Where the passphrase comes from. Warns if `--verify-passphrase` has no effect on it.
@@ -622,24 +629,26 @@ impl VolumeArgs {
     }
 }
 
-/// Asks for a passphrase until one opens the header, as often as a person may try.
+/// Asks for a passphrase of `image` until one opens the header in `place`, as often as a person may try.
 fn try_passphrases<T>(
-    name: &str,
+    (image, place): (&str, &Path),
     key: &KeyArgs,
     tries: u32,
     open: impl Fn(&[u8]) -> Result<T, ucrypt_luks::Error>,
 ) -> Result<T, Failure> {
     let mut tries = if key.is_interactive() { tries } else { 1 };
     loop {
-        let passphrase = key.read(&format!("Enter passphrase for {name}"))?;
-        match open(&passphrase) {
-            Err(error @ ucrypt_luks::Error::WrongPassphrase { .. }) if tries > 1 => {
-                say_line(error);
+        let passphrase = key.read(&format!("Enter passphrase for {image}"))?;
+        let opened = open(&passphrase);
+        let is_wrong = matches!(opened, Err(ucrypt_luks::Error::WrongPassphrase { .. }));
+        match opened.map_err(|error| key.failure(error, place, &passphrase)) {
+            Err(failure) if is_wrong && tries > 1 => {
+                say_line(failure);
                 // The next passphrase may be waited for.
                 secrecy::scrub_stack();
                 tries -= 1;
             }
-            result => return Ok(result?),
+            result => return result,
         }
     }
 }
@@ -697,7 +706,6 @@ fn facts(volume: &Volume, unlocked: Option<&Unlocked>, image: String) -> Facts {
 /// A random key that nobody keeps.
 fn random_key(len: usize) -> Result<Secret, Failure> {
     let mut key = Zeroizing::new(vec![0; len]);
-    secrecy::random(&mut key)
-        .map_err(|error| Failure::device(format!("no random numbers: {error}")))?;
+    secrecy::random(&mut key).map_err(|error| no_random(&error))?;
     Ok(key)
 }

@@ -244,4 +244,82 @@ fn a_message_names_the_option_in_its_units_and_what_to_do() {
     refused(&open, "no key of 128 bits; use --key-size");
     let advise = ["lab", "advise", "--cipher", "aes-xts-plain64", "--key-size", "128", &image];
     refused(&advise, &format!("--key-size: {sizes}"));
+    let uneven = "--key-size 100 is no multiple of 8 bits; 256 and 512 are usual";
+    refused(&[&format[..], &["-s", "100"]].concat(), uneven);
+    let pbkdf = ["luksAddKey", &image, "--pbkdf", "foo"];
+    refused(&pbkdf, "PBKDF \"foo\" is not supported; use argon2id, argon2i or pbkdf2");
+    refused(&["token", "add", &image], "token add needs --key-description NAME");
+    refused(&["token", "unassign", "--token-id", "1", &image], "token unassign needs --key-slot");
+    refused(&["config", &image], "config needs --label TEXT");
+    for action in ["remove", "export"] {
+        let unused = format!("token 3 is not in use; ucrypt luksDump {image} shows");
+        refused(&["token", action, "--token-id", "3", &image], &unused);
+    }
+    let unbound = format!("holds no unbound key; ucrypt luksDump {image} shows");
+    refused(&["luksDump", "--unbound", "-S", "0", &image], &unbound);
+    let beyond = "offset 1G is behind the end of the volume, which has";
+    refused(&["read", "--offset", "1G", &image], beyond);
+    refused(&["resize", "--device-size", "1.5X", "x"], "'X' in '1.5X' is no unit of bytes");
+    refused(&["status", "-x"], "unexpected argument");
+    refused(&["status", "--", "-x"], "no '.' or '-' at the start");
+    let restore = ["luksHeaderRestore", "-q", "--header-backup-file", &empty, &image];
+    refused(&restore, &format!("{empty}: the backup cannot be used: no LUKS header"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named_with_what_it_was_to_be() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let refused = |line: &[&str], expected: i32, said: &str| {
+        let ran = ucrypt(line, b"one");
+        assert_eq!(code(&ran), expected, "{line:?}: {}", stderr(&ran));
+        assert!(stderr(&ran).contains(said), "{line:?}: {}", stderr(&ran));
+        assert_eq!(stderr(&ran).lines().count(), 1, "{}", stderr(&ran));
+    };
+    let gone = "No such file or directory";
+    refused(&["luksDump", "/no"], 4, &format!("cannot open /no: {gone}; check the path"));
+    let header = format!("cannot open /no: {gone}; check the path; --header names the file");
+    refused(&["open", "--test-passphrase", "--header", "/no", image], 4, &header);
+    refused(&["luksUUID", "--header", "/no", image], 4, &header);
+    refused(&["config", "--label", "x", "--header", "/no", image], 4, &header);
+    refused(&["luksFormat", "-q", "/no"], 4, "/no does not exist; make it first");
+    let key = ["open", "--test-passphrase", "--key-file", "/no", image];
+    refused(&key, 1, &format!("cannot read --key-file /no: {gone}"));
+    let new = [&["luksAddKey"][..], CHEAP, &[image, "/no"]].concat();
+    refused(&new, 1, &format!("cannot read the new key file /no: {gone}"));
+    refused(&["luksRemoveKey", image, "/no"], 1, "cannot read the key file /no");
+    let volume = ["open", "--test-passphrase", "--volume-key-file", "/no", image];
+    refused(&volume, 1, "cannot read --volume-key-file /no");
+    let socket = ["serve", "--backend", "mem:1M", "--nbd", "unix:/no/s"];
+    refused(&socket, 4, "; make its directory first");
+}
+
+#[test]
+fn a_wrong_passphrase_is_told_with_its_image_and_a_line_break_in_its_key_file() {
+    let both = Both::new(LUKS2);
+    let image = text(&both.ours);
+    let key = both.file("key", b"one\n");
+    let wrong = format!("{image}: no keyslot is available with this passphrase; ");
+    let refused = |line: &[&str], remedy: &str| {
+        let ran = ucrypt(line, b"two\n");
+        assert_eq!(code(&ran), 2, "{line:?}: {}", stderr(&ran));
+        let said = stderr(&ran);
+        assert!(said.contains(&wrong) && said.contains(remedy), "{line:?}: {said}");
+        assert!(!said.contains("two") && said.lines().count() == 1, "{said}");
+    };
+    let test = ["open", "--test-passphrase", "--key-file", &key, image];
+    let cut =
+        format!("the line break at the end of {key} is a part of it: --keyfile-size 3 leaves");
+    refused(&test, &cut);
+    good(&ucrypt(&[&test[..], &["--keyfile-size", "3"]].concat(), b""));
+    let dump = format!("ucrypt luksDump {image} shows the keyslots");
+    refused(&["open", "--test-passphrase", image], &dump);
+    refused(&["luksAddKey", image], &dump);
+    refused(&["luksChangeKey", image], &dump);
+    refused(&["luksConvertKey", image], &dump);
+    refused(&["luksRemoveKey", image, &key], &cut);
+    refused(&["luksKillSlot", "-q", image, "0", "--key-file", &key], &cut);
+    let new = both.file("new", b"three");
+    refused(&["luksRotateKey", image, "--key-file", &key, &new], &cut);
+    refused(&["luksDump", "-q", "--dump-volume-key", "--key-file", &key, image], &cut);
 }

@@ -34,7 +34,9 @@ pub enum LoopError {
     #[error("no permission to use /dev/loop-control; run as root, or use --as fuse")]
     Permission,
     /// The driver made no device.
-    #[error("there is no free loop device: {0}; detach one (losetup --list) or use --as fuse")]
+    #[error(
+        "there is no free loop device: {0}; losetup -d frees one that losetup --list shows, or use --as fuse"
+    )]
     NoneFree(Errno),
     /// The file could not be attached.
     #[error("cannot attach {device}: {error}; it needs Linux 5.8 and its node, or use --as fuse")]

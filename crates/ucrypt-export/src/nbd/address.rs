@@ -56,13 +56,22 @@ pub enum AddressError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The system refused.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {source}{}", remedy(.source))]
     Io {
         /// Where.
         address: Address,
         /// Why.
         source: io::Error,
     },
+}
+
+/// What to do where the system refuses a port, if that is known.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another program listens there: choose another port",
+        io::ErrorKind::PermissionDenied => "; choose a port from 1024 on",
+        _ => "",
+    }
 }
 
 impl FromStr for Address {

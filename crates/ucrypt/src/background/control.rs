@@ -24,7 +24,7 @@ use ucrypt_luks::KEY_LEN_MAX;
 use super::name_lock;
 use crate::ending::END_LIMIT;
 use crate::events::Event;
-use crate::failure::Failure;
+use crate::failure::{Failure, remedy};
 use crate::passphrase::Secret;
 use crate::progress::Waiting;
 use crate::runtime::RuntimePaths;
@@ -359,7 +359,7 @@ impl fmt::Debug for Key {
 pub(super) fn start(paths: &RuntimePaths, sender: Sender<Event<Asked>>) -> Result<(), Failure> {
     let failed = |error| {
         let socket = paths.socket();
-        Failure::device(format!("cannot listen on {}: {error}", socket.display()))
+        Failure::device(format!("cannot listen on {}: {error}{}", socket.display(), remedy(&error)))
     };
     let listener = private_socket(&paths.socket()).map_err(failed)?;
     std::thread::Builder::new()

@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, open, statx};
-use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount_change, move_mount,
@@ -43,20 +42,13 @@ pub(super) enum Stays {
     ChangedRoot,
     /// It has left, but not with all of its threads.
     InPart,
-    /// The system refused.
-    Refused(io::Error),
+    /// The system refused a step, which is named as its system call is.
+    Refused { step: &'static str, error: io::Error },
 }
 
-impl From<io::Error> for Stays {
-    fn from(error: io::Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl From<Errno> for Stays {
-    fn from(error: Errno) -> Self {
-        Self::Refused(error.into())
-    }
+/// The failure of a step.
+fn at<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Stays {
+    move |error| Stays::Refused { step, error: error.into() }
 }
 
 /// Moves this process, of which this is the main thread, to a namespace that contains only the directory `own` and the
@@ -65,75 +57,73 @@ impl From<Errno> for Stays {
 /// A thread that stayed would keep the user's file systems mounted. Were the server killed as the last that has the
 /// user's namespace, that thread would also have to store what is on the server's own device, and never end.
 pub(super) fn enter(own: &Path) -> Result<(), Stays> {
-    let before = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let own_namespace =
+        || open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let before = own_namespace().map_err(at("open"))?;
     if has_changed_root(before.as_fd())? {
         return Err(Stays::ChangedRoot);
     }
     #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
-    rustix::thread::unshare(UnshareFlags::NEWNS)?;
+    rustix::thread::unshare(UnshareFlags::NEWNS).map_err(at("unshare"))?;
     let entered = enter_root(own).inspect_err(|_| {
         // Return to the old namespace, to its root.
         let _ = move_into_link_name_space(before.as_fd(), Some(LinkNameSpaceType::Mount));
     });
     entered?;
-    let namespace = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let namespace = own_namespace().map_err(at("open"))?;
     move_other_threads(namespace.as_fd()).map_err(|_| Stays::InPart)
 }
 
 /// Whether the root of this process is not that of its mount namespace. Whoever moves into a namespace, the present one
 /// too, gets its root: so a thread that shares its root with no other does, and looks.
-fn has_changed_root(namespace: BorrowedFd<'_>) -> io::Result<bool> {
+fn has_changed_root(namespace: BorrowedFd<'_>) -> Result<bool, Stays> {
     let root = || {
-        let found =
-            statx(CWD, "/", AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
-        Ok::<_, io::Error>((
-            found.stx_mnt_id,
-            found.stx_dev_major,
-            found.stx_dev_minor,
-            found.stx_ino,
-        ))
+        let asked = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let found = statx(CWD, "/", AtFlags::empty(), asked).map_err(at("statx"))?;
+        Ok::<_, Stays>((found.stx_mnt_id, found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
     };
     let look = || {
         let present = root()?;
         #[expect(deprecated, reason = "unsafe only where descriptor tables are unshared")]
-        rustix::thread::unshare(UnshareFlags::FS)?;
-        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Mount))?;
+        rustix::thread::unshare(UnshareFlags::FS).map_err(at("unshare"))?;
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::Mount))
+            .map_err(at("setns"))?;
         Ok(root()? != present)
     };
     std::thread::scope(|scope| {
-        let looks = std::thread::Builder::new().spawn_scoped(scope, look)?;
-        looks.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+        let looks = std::thread::Builder::new().spawn_scoped(scope, look).map_err(at("clone"))?;
+        looks.join().unwrap_or_else(|_| Err(at("setns")(io::Error::from(io::ErrorKind::Other))))
     })
 }
 
-fn enter_root(own: &Path) -> io::Result<()> {
+fn enter_root(own: &Path) -> Result<(), Stays> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    mount_change("/", private)?;
+    mount_change("/", private).map_err(at("mount"))?;
     // Leave out mounts below: they would stay busy for whoever unmounts them.
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mounted = mounted();
     let mut paths: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
     paths.extend(mounted.iter().map(PathBuf::as_path).filter(|path| is_node(path)));
     paths.push(place_of(own, &mounted));
-    let trees = paths.into_iter().map(|path| Ok((path, open_tree(CWD, path, clone)?)));
-    let trees: Vec<(&Path, OwnedFd)> = trees.collect::<io::Result<_>>()?;
+    let tree = |path| Ok((path, open_tree(CWD, path, clone).map_err(at("open_tree"))?));
+    let trees: Vec<(&Path, OwnedFd)> = paths.into_iter().map(tree).collect::<Result<_, Stays>>()?;
     let root = tmpfs()?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     // From here on, `STEP` shows the new root.
-    move_mount(&root, "", CWD, STEP, whole)?;
+    move_mount(&root, "", CWD, STEP, whole).map_err(at("move_mount"))?;
     for (path, tree) in &trees {
         let place: PathBuf =
             [Path::new(STEP), path.strip_prefix("/").unwrap_or(path)].iter().collect();
         if !place.exists() {
-            fs::create_dir_all(&place)?;
+            fs::create_dir_all(&place).map_err(at("mkdir"))?;
         }
-        move_mount(tree, "", CWD, &place, whole)?;
+        move_mount(tree, "", CWD, &place, whole).map_err(at("move_mount"))?;
     }
-    fchdir(&root)?;
-    pivot_root(".", ".")?;
+    fchdir(&root).map_err(at("chdir"))?;
+    pivot_root(".", ".").map_err(at("pivot_root"))?;
     // The old root lies over the new one now.
-    unmount(".", UnmountFlags::DETACH)?;
-    Ok(chdir("/")?)
+    unmount(".", UnmountFlags::DETACH).map_err(at("umount"))?;
+    chdir("/").map_err(at("chdir"))
 }
 
 /// The paths where something is mounted.
@@ -163,11 +153,11 @@ fn place_of<'a>(own: &'a Path, mounted: &'a [PathBuf]) -> &'a Path {
     holders.max_by_key(|path| path.components().count()).unwrap_or(own)
 }
 
-fn tmpfs() -> io::Result<OwnedFd> {
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_create(context.as_fd())?;
+fn tmpfs() -> Result<OwnedFd, Stays> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen"))?;
+    fsconfig_create(context.as_fd()).map_err(at("fsconfig"))?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(at("fsmount"))
 }
 
 #[cfg(test)]

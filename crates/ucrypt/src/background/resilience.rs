@@ -39,16 +39,16 @@ impl Resilience {
         let flusher = configure_io_flusher_behavior(true).err();
         let killed_last = fs::write("/proc/self/oom_score_adj", "-1000").err();
         let killed_last = killed_last.map(|error| errno(&error));
-        let remedy = "give it CAP_SYS_RESOURCE";
+        let lacking = "the server lacks CAP_SYS_RESOURCE";
         if is_denied(flusher) && is_denied(killed_last) {
-            guarded.notes.push(format!("it may hang or be killed at low memory: {remedy}"));
+            guarded.notes.push(format!("no protection at low memory: {lacking}"));
             return guarded;
         }
         if let Some(error) = flusher {
-            guarded.note("it may hang at low memory", remedy, error);
+            guarded.note("may hang at low memory", lacking, error);
         }
         if let Some(error) = killed_last {
-            guarded.note("it may be killed at low memory", remedy, error);
+            guarded.note("may be killed at low memory", lacking, error);
         }
         guarded
     }
@@ -62,8 +62,10 @@ impl Resilience {
             Err(Stays::InPart) => {
                 self.notes.push("some of its threads keep its user's mounts".into());
             }
-            Err(Stays::Refused(error)) => {
-                self.note(what, "give it CAP_SYS_ADMIN", errno(&error));
+            Err(Stays::Refused { step, error }) => {
+                let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+                let why = why_refused(step, errno(&error), capabilities(&status));
+                self.notes.push(without_numbers(format_args!("{what}: {why}")));
             }
         }
     }
@@ -81,10 +83,10 @@ impl Resilience {
         }
     }
 
-    /// Notes a protection that failed: with its remedy if it was refused.
-    fn note(&mut self, what: &str, remedy: &str, error: Errno) {
+    /// Notes a protection that failed: with what is lacking if it was refused.
+    fn note(&mut self, what: &str, lacking: &str, error: Errno) {
         self.notes.push(if is_denied(Some(error)) {
-            format!("{what}: {remedy}")
+            format!("{what}: {lacking}")
         } else {
             without_numbers(format_args!("{what}: {error}"))
         });
@@ -111,6 +113,27 @@ pub(crate) fn resident_bytes() -> u64 {
     field(&status, "VmRSS:").unwrap_or(0)
 }
 
+/// The capabilities that a mount namespace needs, with their bits in a set of `/proc/self/status`.
+const OF_NAMESPACES: [(&str, u64); 2] = [("CAP_SYS_ADMIN", 1 << 21), ("CAP_SYS_CHROOT", 1 << 18)];
+
+/// The capabilities of a process; none if that is not known.
+fn capabilities(status: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Why a step to a mount namespace failed. Who has the capabilities was refused by something else, for example by the
+/// seccomp profile of a container, which may also pretend that the kernel has no such call.
+fn why_refused(step: &str, error: Errno, has: u64) -> String {
+    let lacking = OF_NAMESPACES.iter().find(|(_, bit)| has & bit == 0);
+    match (is_denied(Some(error)), lacking) {
+        (true, Some((name, _))) => format!("the server lacks {name}"),
+        (true, None) => format!("{step} is not permitted here"),
+        _ if error == Errno::NOSYS => format!("there is no {step} here"),
+        _ => format!("{step}: {error}"),
+    }
+}
+
 fn is_denied(error: Option<Errno>) -> bool {
     matches!(error, Some(Errno::PERM | Errno::ACCESS))
 }
@@ -128,6 +151,21 @@ fn field(status: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_names_the_capability_that_is_lacking_or_the_step_that_is_not_permitted() {
+        let (admin, both) = (1 << 21, 1 << 21 | 1 << 18);
+        let why = |has| why_refused("pivot_root", Errno::PERM, has);
+        assert_eq!(why(0), "the server lacks CAP_SYS_ADMIN");
+        assert_eq!(why(admin), "the server lacks CAP_SYS_CHROOT");
+        assert_eq!(why(both), "pivot_root is not permitted here");
+        assert_eq!(why_refused("open_tree", Errno::NOSYS, both), "there is no open_tree here");
+        // With its caption, a note is one line of `status`.
+        let longest = ["no mount namespace of its own: ", &why(both)].concat();
+        assert!(longest.len() <= 65, "{longest}");
+        assert_eq!(capabilities("Name:\tx\nCapEff:\t0000000000240000\n"), both);
+        assert_eq!(capabilities("CapEff:\tx\n"), 0);
+    }
 
     #[test]
     fn what_a_process_has_in_memory_is_read() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::runtime::nbd_socket;
 use crate::size;
 
 /// States of an open volume that is about to be closed.
@@ -68,7 +69,9 @@ pub(super) fn list(volumes: &[Value], width: Option<usize>, bytes: bool) -> Stri
             Size::of(&volume["size"], bytes).to_string(),
             text(&status["export"]["kind"]),
             state(status).into(),
-            text(&status["device"]),
+            // Of a URI, only the path tells volumes apart.
+            nbd_socket(&text(&status["device"]))
+                .map_or_else(|| text(&status["device"]), |path| clean(&path.display().to_string())),
         ]
     };
     let head = ["NAME", "TYPE", "SIZE", "EXPORT", "STATE", "DEVICE"].map(str::to_owned);
@@ -199,7 +202,10 @@ pub(super) fn status(first: &Value, around: &Around<'_>) -> String {
         lines.push(("uuid", format!("{uuid}{keyslot}")));
     }
     lines.push(("export", text(&export["kind"]) + &transport));
-    lines.push(("users", users(around.users, status["clients"].as_u64().unwrap_or(0))));
+    let clients = status["clients"].as_u64().unwrap_or(0);
+    let unused =
+        if export["kind"] == "nbd" { "no client is connected" } else { "nobody that can be seen" };
+    lines.push(("users", users(around.users, clients).unwrap_or_else(|| unused.into())));
     let up = server["uptime_seconds"].as_u64().map(|seconds| format!(", up {}", duration(seconds)));
     let seen = server["pid"].as_u64().map(|pid| format!("PID {pid}"));
     let seen = seen.unwrap_or_else(|| "in another PID namespace".into());
@@ -259,8 +265,8 @@ fn done(counters: &Value, size: &dyn Fn(&Value) -> String) -> String {
     )
 }
 
-/// Who uses a volume.
-fn users(seen: &[String], clients: u64) -> String {
+/// Who uses a volume, if somebody does.
+fn users(seen: &[String], clients: u64) -> Option<String> {
     let clients = match clients {
         0 => None,
         1 => Some("an NBD client".to_owned()),
@@ -270,7 +276,7 @@ fn users(seen: &[String], clients: u64) -> String {
     if seen.len() > 3 {
         all.push(format!("{} more", seen.len() - 3));
     }
-    if all.is_empty() { "nobody that can be seen".into() } else { all.join(", ") }
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// What was done between two answers of a server.
@@ -643,6 +649,10 @@ mod tests {
             wide.contains(&long) && wide.contains(why) && wide.contains(" 1610612736 "),
             "{wide}"
         );
+        let nbd = [open("work", "nbd+unix:///?socket=/run/user/1000/ucrypt/.work.nbd")];
+        assert!(list(&nbd, None, false).ends_with(" /run/user/1000/ucrypt/.work.nbd\n"));
+        let cut = list(&nbd, Some(60), false);
+        assert!(cut.trim_end().ends_with("/.work.nbd") && cut.contains('…'), "{cut}");
         assert_eq!(list(&[], Some(60), false), "");
         assert_eq!([cut_start("abcdef", 6), cut_start("abcdef", 4)], ["abcdef", "…def"]);
     }
@@ -660,8 +670,8 @@ mod tests {
         });
         // Those of a user without any right; see `resilience`.
         let notes = [
-            "it may hang or be killed at low memory: give it CAP_SYS_RESOURCE",
-            "no mount namespace of its own: give it CAP_SYS_ADMIN",
+            "no protection at low memory: the server lacks CAP_SYS_RESOURCE",
+            "no mount namespace of its own: the server lacks CAP_SYS_CHROOT",
             "memory is not locked, may be swapped: ulimit -l unlimited",
         ];
         let shown = json!({
@@ -690,7 +700,10 @@ mod tests {
         let odd = json!({ "volume": { "image": "\x1b[2J\n" } });
         assert!(status(&odd, &around).contains("device:      ?[2J"), "{}", status(&odd, &around));
         let seen = ["a", "b", "c", "d", "e"].map(str::to_owned);
-        assert_eq!(users(&seen, 2), "a, b, c, 2 NBD clients, 2 more");
+        assert_eq!(users(&seen, 2).as_deref(), Some("a, b, c, 2 NBD clients, 2 more"));
+        assert_eq!(users(&[], 0), None);
+        let nbd = json!({ "export": { "kind": "nbd" }, "clients": 0 });
+        assert!(status(&nbd, &around).contains("users:       no client is connected\n"));
         assert_eq!(
             [duration(59), duration(3661), duration(90_000)],
             ["59 s", "1 h 1 min", "1 d 1 h"]

@@ -13,7 +13,7 @@ use rustix::fs::statvfs;
 use serde_json::json;
 use tempfile::TempDir;
 use ucrypt_backend::{Backend, FileBackend, OpenOptions};
-use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Segment, Volume, VolumeOptions};
+use ucrypt_engine::{Buf, Io, Queue, QueueConfig, Rejected, Segment, Volume, VolumeOptions};
 use ucrypt_export::fuse::{FuseExport, FuseOptions};
 use ucrypt_export::nbd::{Address, Server, ServerConfig};
 use ucrypt_lab::nbd_client::NbdClient;
@@ -218,10 +218,15 @@ fn fill(volume: &Arc<Volume>, stop: &Receiver<i32>) -> Result<(), Failure> {
 }
 
 fn one(queue: &mut Queue, io: Io<'_>) -> Result<Option<Buf>, Failure> {
-    let refused = |rejected| Failure::device(format!("refused: {rejected:?}"));
+    let refused = |rejected: Rejected<'_>| {
+        let why = rejected.errno().map_or_else(String::new, |errno| errno.to_string());
+        Failure::device(format!("the volume of the demo has refused a request: {why}"))
+    };
     queue.submit(0, io).map_err(refused)?;
     queue.wait().map_err(Failure::device)?;
-    let done = queue.next_done().ok_or_else(|| Failure::device("no answer"))?;
+    let done = queue.next_done().ok_or_else(|| {
+        Failure::device("the volume of the demo has not answered a request; run the demo again")
+    })?;
     done.result.map_err(Failure::device)?;
     Ok(done.data)
 }

@@ -27,7 +27,7 @@ use crate::available;
 use crate::background;
 use crate::ending::signals;
 use crate::failure::Failure;
-use crate::luks::HeaderImage;
+use crate::luks::{HeaderImage, check_bits};
 use crate::stdio::{self, say_line};
 use crate::volume::policies_of;
 
@@ -188,9 +188,7 @@ fn plain(args: &AdviseArgs, cipher: &str, image: PathBuf) -> Result<Subject, Fai
     let sector_size = args.sector_size.unwrap_or(512);
     let offset = args.offset.unwrap_or(0).checked_mul(512);
     let offset = offset.ok_or_else(|| Failure::wrong("--offset is beyond every image"))?;
-    if args.key_size.is_some_and(|bits| !bits.is_multiple_of(8)) {
-        return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
-    }
+    args.key_size.map_or(Ok(()), |bits| check_bits("--key-size", bits as usize))?;
     check_sector_size(sector_size)?;
     if !cipher.key_sizes().contains(key_bytes) {
         let said = ucrypt_luks::wrong_size(&cipher, key_bytes as u32);

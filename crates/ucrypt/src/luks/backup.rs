@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ucrypt_backend::FileBackend;
 use ucrypt_luks::signature::{Signature, find_foreign};
-use ucrypt_luks::{
-    Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from, write_verified,
-};
+use ucrypt_luks::{Error as Luks, Header, ReadAt, Restore, luks1, restore as restore_from};
 
 use super::change::{HeaderArgs, carry_out, changed, is_same_volume, lock_asked};
 use super::confirm::{confirm, confirm_on_keys};
@@ -17,7 +15,7 @@ use super::image::{
 };
 use super::keys::removed;
 use crate::failure::Failure;
-use crate::progress::Waiting;
+use crate::progress::{Waiting, write_shown};
 use crate::secrecy;
 use crate::stdio::{say, say_line};
 
@@ -82,6 +80,7 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
 /// Carries out `luksHeaderRestore`.
 pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let RestoreArgs { backup: args, old_header_file: saved } = args;
+    let file = args.header_backup_file.display();
     let backup = read_backup(&args.header_backup_file)?;
     let place = args.header.place();
     let name = place.display().to_string();
@@ -90,8 +89,13 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let image_len = image.len();
     // The file of a detached header grows.
     let grown = Grown { image, len: if place.is_file() { backup.len() as u64 } else { 0 } };
-    let asked = restore_from(&grown, &backup, &mut secrecy::random)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let about = |error| match error {
+        Luks::Backup(_) => Failure::wrong(format!(
+            "{file}: {error}; name a file that ucrypt luksHeaderBackup or cryptsetup has made"
+        )),
+        error => Failure::from(error).about(&name),
+    };
+    let asked = restore_from(&grown, &backup, &mut secrecy::random).map_err(about)?;
     check_survives(&name, &asked, saved.as_deref())?;
     let needed = asked.header.backup_len();
     let is_detached = args.header.is_detached() || asked.header.data_offset() == 0;
@@ -106,13 +110,11 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     if image_len < needed {
         grow(place, &look, needed)?;
     }
-    let _waiting = Waiting::begin(&format!("restoring the header of {name}"));
     let (lock, image) = lock_asked(place, &look)?;
     unused.as_ref().map_or(Ok(()), |unused| check_same(unused, lock.file(), place))?;
     let medium = HeaderImage(&image);
     // The header may have changed while a person was asked.
-    let now = restore_from(&medium, &backup, &mut secrecy::random)
-        .map_err(|error| Failure::from(error).about(&name))?;
+    let now = restore_from(&medium, &backup, &mut secrecy::random).map_err(about)?;
     if !overwrites_the_same(&asked, &now) {
         return Err(changed());
     }
@@ -121,7 +123,8 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     if let (Some(saved), Some(old)) = (saved, &now.old) {
         save_old(old, &medium, saved)?;
     }
-    write_verified(&medium, &now.writes).map_err(|error| {
+    let what = format!("restoring the header of {name}");
+    write_shown(&what, &medium, &now.writes).map_err(|error| {
         let back = saved.as_ref().filter(|_| now.old.is_some()).map(|saved| {
             format!("; to go back, luksHeaderRestore --header-backup-file {}", saved.display())
         });
@@ -291,9 +294,8 @@ pub(crate) fn erase(args: &WholeArgs) -> Result<(), Failure> {
     let locked = args.header.lock()?;
     locked.check_volume(&look, &before)?;
     let (image, damage) = (HeaderImage(&locked.image), locked.damage.as_ref());
-    let _waiting = Waiting::begin(&format!("erasing the keyslots of {name}"));
     let change = locked.header.erase(&image, damage, &mut secrecy::random)?;
-    locked.destroy(&change.writes)?;
+    locked.destroy(&format!("erasing the keyslots of {name}"), &change.writes)?;
     locked.header.keyslots().into_iter().for_each(removed);
     Ok(())
 }

@@ -6,6 +6,7 @@
 //!
 //! The lock is not held while a person types. What was found before is checked again under it.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,7 @@ use super::image::{HeaderImage, check_same, open_to_look, read_header, reserve, 
 use super::show::Kind;
 use crate::failure::Failure;
 use crate::machine::{clock, machine};
+use crate::progress::Counted;
 use crate::secrecy;
 use crate::volume::is_same;
 
@@ -70,7 +72,7 @@ impl HeaderArgs {
 
     /// Opens the image to read its header.
     pub(super) fn look(&self) -> Result<(FileBackend, Header), Failure> {
-        let image = open_to_look(self.place())?;
+        let image = self.open_to_look()?;
         let header = read_header(&image, self.place())?;
         self.check_kind(&header)?;
         Ok((image, header))
@@ -79,11 +81,16 @@ impl HeaderArgs {
     /// As [`HeaderArgs::look`], with what is wrong with one of the copies of a LUKS2 header, if anything
     /// is. A foreign signature does not keep it from being read.
     pub(super) fn look_at_damage(&self) -> Result<(FileBackend, Header, Option<Damage>), Failure> {
-        let image = open_to_look(self.place())?;
+        let image = self.open_to_look()?;
         let (header, damage) = Header::read_beside_foreign(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
         Ok((image, header, damage))
+    }
+
+    fn open_to_look(&self) -> Result<FileBackend, Failure> {
+        open_to_look(self.place())
+            .map_err(|error| Failure::from(error).of_header(self.header.as_deref()))
     }
 
     /// Locks the header for a change, and reads it.
@@ -97,7 +104,8 @@ impl HeaderArgs {
     }
 
     fn lock_and_read(&self, read: ReadHeader) -> Result<Locked, Failure> {
-        let (lock, image) = lock_to_change(self.place())?;
+        let (lock, image) = lock_to_change(self.place())
+            .map_err(|failure| failure.of_header(self.header.as_deref()))?;
         let (header, damage) = read(&HeaderImage(&image))
             .map_err(|error| Failure::from(error).about(self.place().display()))?;
         self.check_kind(&header)?;
@@ -124,18 +132,20 @@ impl Locked {
         carry_out(&self.image, &self.lock, &self.path, writes)
     }
 
-    /// Carries out what destroys all keys, as far as that is possible: after a write that fails the others are tried.
+    /// Carries out `what`, which destroys all keys, as far as that is possible: after a write that fails the others are tried.
     /// Where nothing is stored there is nothing to destroy, and on a full disk no room.
-    pub(super) fn destroy(&self, writes: &[Write]) -> Result<(), Failure> {
+    pub(super) fn destroy(&self, what: &str, writes: &[Write]) -> Result<(), Failure> {
         let medium = HeaderImage(&self.image);
         let mut failed = None;
-        for write in writes {
+        let destroy = |write: &Write| {
             let result = match write_verified(&medium, std::slice::from_ref(write)) {
                 Err(error) if is_of_room(&error) => write_verified(&medium, &self.stored(write)),
                 result => result,
             };
-            failed = failed.or(result.err());
-        }
+            failed = failed.take().or(result.err());
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = Counted::of(what, writes).each(writes, destroy);
         // The header itself may have found no room.
         match (failed, Header::read(&medium)?) {
             (Some(error), _) => Err(Failure::device(format!(

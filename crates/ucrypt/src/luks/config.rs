@@ -55,7 +55,9 @@ enum Priority {
 /// Carries out `config`.
 pub(crate) fn config(args: &ConfigArgs) -> Result<(), Failure> {
     if args.label.is_none() && args.subsystem.is_none() && args.priority.is_none() {
-        return Err(Failure::wrong("--priority, --label or --subsystem is missing"));
+        return Err(Failure::wrong(
+            "config needs --label TEXT, --subsystem TEXT, or --priority PRIORITY with --key-slot NUMBER",
+        ));
     }
     let locked = args.header.lock()?;
     let header = locked.header.luks2("labels and priorities")?;

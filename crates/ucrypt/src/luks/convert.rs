@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use ucrypt_backend::{FileBackend, OpenOptions};
 use ucrypt_luks::{
     Conversion, Format, Header, ReadAt, finish_conversion, room_for_luks2, settle_cache, to_luks1,
-    to_luks2, write_verified,
+    to_luks2,
 };
 
 use super::backup::save;
@@ -14,7 +14,7 @@ use super::change::{changed, is_same_volume};
 use super::confirm::confirm_on_keys;
 use super::image::{Grown, HeaderImage, check_same, grow, lock_opened, open_to_look, reserve};
 use crate::failure::Failure;
-use crate::progress::Waiting;
+use crate::progress::write_shown;
 use crate::secrecy;
 use crate::stdio::say_line;
 use crate::volume::is_same;
@@ -168,8 +168,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<(), Failure> {
     if let Some(path) = &args.header_backup_file {
         save(&header, &medium, path)?;
     }
-    let _waiting = Waiting::begin(&format!("converting {}", args.place().display()));
-    write_verified(&medium, &plan.writes).map_err(|error| {
+    let what = format!("converting {}", args.place().display());
+    write_shown(&what, &medium, &plan.writes).map_err(|error| {
         let failure = Failure::from(error);
         let remedy = match &args.header_backup_file {
             Some(path) if !plan.survives => {

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     tell_of_cut("--label", args.luks2.label.as_deref());
     tell_of_cut("--subsystem", args.luks2.subsystem.as_deref());
     args.check_keys_are_kept()?;
-    let data = open_to_format(&args.image)?;
+    let data = open_to_format(&args.image).map_err(|error| no_image(error.into(), &args.image))?;
     let data_len = data.limits().len;
     let sector_size = sector_size(args.luks2.sector_size, &volume.cipher, &args.image, data_len)?;
     let detached = args.detached();
@@ -76,6 +76,17 @@ pub(crate) fn run(args: &FormatArgs) -> Result<(), Failure> {
     new_file.map_or(Ok(()), NewFile::keep)?;
     created(args.key_slot);
     Ok(())
+}
+
+/// The failure to open an image, with the way to make one if there is none.
+fn no_image(failure: Failure, image: &Path) -> Failure {
+    if image.symlink_metadata().is_ok() || !failure.message.starts_with("cannot open") {
+        return failure;
+    }
+    let image = image.display();
+    Failure::device(format!(
+        "{image} does not exist; make it first, for example by truncate -s 1G {image}"
+    ))
 }
 
 /// The new volume that the options describe, still without its key.

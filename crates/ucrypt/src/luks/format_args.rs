@@ -7,7 +7,7 @@ use ucrypt_image::new_header::check_apart;
 use ucrypt_luks::{Format, Hash, Pbkdf, SECTOR_BYTES, find_hash};
 use ucrypt_sector::{CipherSpec, Mode};
 
-use super::new_key_args::{area, check_size};
+use super::new_key_args::{area, check_bits, check_size};
 use super::pbkdf_args::PbkdfArgs;
 use crate::failure::Failure;
 use crate::passphrase::KeyArgs;
@@ -123,9 +123,7 @@ impl FormatArgs {
 
     /// Where the passphrase comes from, with the key file in either place.
     pub(super) fn key(&self) -> KeyArgs {
-        let mut key = self.key.clone();
-        key.key_file = key.key_file.or_else(|| self.new_key_file.clone());
-        key
+        self.key.clone().or_file(self.new_key_file.as_deref())
     }
 
     /// Refuses to overwrite what a key is read from.
@@ -158,9 +156,7 @@ impl FormatArgs {
             Some(0) => KEY_BITS,
             Some(bits) => bits,
         };
-        if !bits.is_multiple_of(8) {
-            return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
-        }
+        check_bits("--key-size", bits as usize)?;
         check_size("--key-size", &cipher, bits / 8)?;
         Ok((cipher, bits / 8))
     }

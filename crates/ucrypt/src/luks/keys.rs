@@ -172,7 +172,7 @@ fn add_with_token(
 
 fn add_unbound(args: &AddKeyArgs, header: &Header) -> Result<(), Failure> {
     header.luks2("unbound keyslots")?;
-    let len = bytes_of(args.key_size.unwrap_or_default())?;
+    let len = bytes_of("--key-size", args.key_size.unwrap_or_default())?;
     let key = match &args.volume_key_file {
         Some(path) => read_volume_key(path, Some(u64::from(len)))?,
         None => ucrypt_luks::random_volume_key(len, &mut secrecy::random)?,
@@ -271,12 +271,14 @@ impl AddKeyArgs {
             }
             memory::check_unlock(header, keyslot)?;
             let passphrase = self.key.read("Enter any existing passphrase")?;
-            let opened = header.unlock(image, &passphrase, keyslot)?;
+            let opened = header
+                .unlock(image, &passphrase, keyslot)
+                .map_err(|error| self.key.failure(error, self.header.place(), &passphrase))?;
             opened.keyslot.iter().copied().for_each(unlocked);
             return Ok(opened.volume_key);
         };
         let len = match (self.key_size, header.volume_key_len()) {
-            (Some(bits), _) => bytes_of(bits)?,
+            (Some(bits), _) => bytes_of("--key-size", bits)?,
             (None, Some(len)) => len,
             (None, None) => {
                 return Err(Failure::wrong(
@@ -298,7 +300,9 @@ pub(crate) fn change(args: &ChangeKeyArgs) -> Result<(), Failure> {
     args.keyslot.check(header.format())?;
     check_memory(&header, args.key_slot)?;
     let old = args.key.read("Enter passphrase to be changed")?;
-    let opened = header.open_key(&HeaderImage(&image), &old, args.key_slot)?;
+    let opened = header
+        .open_key(&HeaderImage(&image), &old, args.key_slot)
+        .map_err(|error| args.key.failure(error, args.header.place(), &old))?;
     unlocked(opened.keyslot);
     // The next passphrase may be waited for.
     secrecy::scrub_stack();
@@ -318,7 +322,9 @@ pub(crate) fn convert_key(args: &ConvertKeyArgs) -> Result<(), Failure> {
     check_memory(&header, args.key_slot)?;
     let key = args.key.key(args.header.batch_mode);
     let passphrase = key.read("Enter passphrase for keyslot to be converted")?;
-    let opened = header.open_key(&HeaderImage(&image), &passphrase, args.key_slot)?;
+    let opened = header
+        .open_key(&HeaderImage(&image), &passphrase, args.key_slot)
+        .map_err(|error| key.failure(error, args.header.place(), &passphrase))?;
     let replaced =
         Replaced { image: &image, header: &header, opened: &opened, passphrase: &passphrase };
     replace(&args.header, &replaced, &args.keyslot, &passphrase, true)
@@ -391,7 +397,9 @@ pub(crate) fn remove(args: &RemoveKeyArgs) -> Result<(), Failure> {
     let key = args.key.clone().or_file(args.old_key_file.as_deref()).key(args.header.batch_mode);
     check_memory(&header, None)?;
     let passphrase = key.read("Enter passphrase to be deleted")?;
-    let opened = header.open_key(&HeaderImage(&image), &passphrase, None)?;
+    let opened = header
+        .open_key(&HeaderImage(&image), &passphrase, None)
+        .map_err(|error| key.failure(error, args.header.place(), &passphrase))?;
     unlocked(opened.keyslot);
     selected(opened.keyslot);
     // An answer may be waited for.
@@ -419,10 +427,13 @@ pub(crate) fn kill_slot(args: &KillSlotArgs) -> Result<(), Failure> {
         // A keyslot that opened before the lock may have been removed since, or never been stored.
         let medium = HeaderImage(&locked.image);
         let opened = if last {
-            locked.header.unlock(&medium, &passphrase, Some(args.number))?
+            locked.header.unlock(&medium, &passphrase, Some(args.number))
         } else {
-            locked.header.unlock_without(&medium, &passphrase, args.number)?
+            locked.header.unlock_without(&medium, &passphrase, args.number)
         };
+        let key = args.key.key(true);
+        let opened =
+            opened.map_err(|error| key.failure(error, args.header.place(), &passphrase))?;
         opened.keyslot.iter().copied().for_each(unlocked);
     }
     wipe(&locked, args.number)

@@ -107,6 +107,7 @@ impl NewPassphraseArgs {
             stdin_is_data: false,
             verify: false,
             by_agent: false,
+            file_is: Some("the new key file"),
         }
     }
 }
@@ -151,7 +152,8 @@ pub(super) fn area(
     key_size: Option<u32>,
 ) -> Result<Option<(CipherSpec, u32)>, Failure> {
     let (Some(cipher), Some(bits)) = (cipher, key_size) else { return Ok(None) };
-    let (cipher, len): (CipherSpec, _) = (cipher.parse().map_err(Failure::wrong)?, bytes_of(bits)?);
+    let (cipher, len): (CipherSpec, _) =
+        (cipher.parse().map_err(Failure::wrong)?, bytes_of("--keyslot-key-size", bits)?);
     check_size("--keyslot-key-size", &cipher, len)?;
     Ok(Some((cipher, len)))
 }
@@ -165,10 +167,21 @@ pub(super) fn check_size(option: &str, cipher: &CipherSpec, len: u32) -> Result<
     Err(Failure::wrong(format!("{option}: {}", wrong_size(cipher, len))))
 }
 
-/// The bytes of a key of `bits` bits.
-pub(super) fn bytes_of(bits: u32) -> Result<u32, Failure> {
-    if bits == 0 || !bits.is_multiple_of(8) {
-        return Err(Failure::wrong("the key size has to be a multiple of 8 bits, above 0"));
+/// The bytes of a key of `bits` bits, which `option` chooses.
+pub(super) fn bytes_of(option: &str, bits: u32) -> Result<u32, Failure> {
+    if bits == 0 {
+        return Err(no_key_size(option, 0));
     }
+    check_bits(option, bits as usize)?;
     Ok(bits / 8)
+}
+
+/// Refuses a part of a byte.
+pub(crate) fn check_bits(option: &str, bits: usize) -> Result<(), Failure> {
+    if bits.is_multiple_of(8) { Ok(()) } else { Err(no_key_size(option, bits)) }
+}
+
+fn no_key_size(option: &str, bits: usize) -> Failure {
+    let what = if bits == 0 { "no key" } else { "no multiple of 8 bits" };
+    Failure::wrong(format!("{option} {bits} is {what}; 256 and 512 are usual"))
 }

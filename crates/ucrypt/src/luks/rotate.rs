@@ -38,7 +38,8 @@ pub(crate) fn run(args: &RotateKeyArgs) -> Result<(), Failure> {
     let passphrase = args.new.read("Enter new passphrase", &args.key, args.header.batch_mode)?;
     let locked = args.header.lock()?;
     let new = args.keyslot.new_key(locked.header.format(), &passphrase)?;
-    let done = with_tools(|tools| rotate(&locked, &old, &new, tools))?;
+    let done = with_tools(|tools| rotate(&locked, &old, &new, tools))
+        .map_err(|error| args.key.failure(error, args.header.place(), &old))?;
     let line = if args.json { told(args, &locked.header, &done) } else { said(&done) };
     announce(&line).map_err(|failure| Failure {
         message: format!("the key is replaced ({}), but {failure}", said(&done)),

@@ -158,7 +158,9 @@ fn dump_volume_key(
     confirm_on_keys(KEY_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, args.key_slot)?;
     let passphrase = args.key.read(&format!("Enter passphrase for {name}"))?;
-    let opened = header.open_volume_key(&HeaderImage(image), &passphrase, args.key_slot)?;
+    let opened = header
+        .open_volume_key(&HeaderImage(image), &passphrase, args.key_slot)
+        .map_err(|error| args.key.failure(error, Path::new(name), &passphrase))?;
     let key = &opened.key;
     if args.json {
         let facts = json!({
@@ -192,13 +194,17 @@ fn dump_unbound_key(
     let number = args.key_slot.unwrap_or_default();
     header.luks2("unbound keyslots")?;
     if !header.keyslots().contains(&number) || header.volume_keyslots().contains(&number) {
-        return Err(Failure::wrong(format!("keyslot {number} holds no unbound key")));
+        return Err(Failure::wrong(format!(
+            "keyslot {number} of {name} holds no unbound key; ucrypt luksDump {name} shows those that do"
+        )));
     }
     secrecy::lock_memory();
     confirm_on_keys(UNBOUND_WARNING, args.batch_mode, "")?;
     memory::check_unlock(header, Some(number))?;
     let passphrase = args.key.read(&format!("Enter passphrase for keyslot {number} of {name}"))?;
-    let opened = header.open_key(&HeaderImage(image), &passphrase, Some(number))?;
+    let opened = header
+        .open_key(&HeaderImage(image), &passphrase, Some(number))
+        .map_err(|error| args.key.failure(error, Path::new(name), &passphrase))?;
     if args.json {
         let facts = json!({
             "image": name,

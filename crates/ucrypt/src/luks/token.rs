@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use ucrypt_luks::Json;
-use ucrypt_luks::luks2::{Change, keyring_token};
+use ucrypt_luks::luks2::{self, Change, keyring_token};
 
 use super::change::HeaderArgs;
 use super::image::{NewFile, PRIVATE};
@@ -97,16 +97,30 @@ impl TokenArgs {
             }
         }
         let needed = [
-            ("--key-description", self.key_description.is_some(), &[Add][..]),
-            ("--token-id", self.token_id.is_some(), &[Remove, Export, Unassign]),
-            ("--key-slot", self.key_slot.is_some(), &[Unassign]),
+            ("--key-description NAME", self.key_description.is_some(), &[Add][..]),
+            ("--token-id NUMBER", self.token_id.is_some(), &[Remove, Export, Unassign]),
+            ("--key-slot NUMBER", self.key_slot.is_some(), &[Unassign]),
         ];
         for (option, given, actions) in needed {
             if !given && actions.contains(&self.action) {
-                return Err(Failure::wrong(format!("{option} is missing")));
+                let action = self.action.to_possible_value();
+                let action = action.as_ref().map_or("", |value| value.get_name());
+                return Err(Failure::wrong(format!("token {action} needs {option}")));
             }
         }
         Ok(())
+    }
+
+    /// Refuses a token that the header does not have.
+    fn check_token(&self, header: &luks2::Header) -> Result<u32, Failure> {
+        let number = self.token_id.unwrap_or_default();
+        if header.metadata.tokens.contains_key(&number) {
+            return Ok(number);
+        }
+        let place = self.header.place().display();
+        Err(Failure::wrong(format!(
+            "token {number} is not in use; ucrypt luksDump {place} shows those that are"
+        )))
     }
 }
 
@@ -129,18 +143,19 @@ fn edit(
     edit: impl FnOnce(&mut Change, u32) -> ucrypt_luks::Result<()>,
 ) -> Result<(), Failure> {
     let locked = args.header.lock()?;
-    let mut change = locked.header.luks2("tokens")?.change(locked.damage.as_ref())?;
-    edit(&mut change, args.token_id.unwrap_or_default())?;
+    let header = locked.header.luks2("tokens")?;
+    let number = args.check_token(header)?;
+    let mut change = header.change(locked.damage.as_ref())?;
+    edit(&mut change, number)?;
     let (_, writes) = change.finish(&mut secrecy::random)?;
     locked.carry_out(&writes)
 }
 
 fn export(args: &TokenArgs) -> Result<(), Failure> {
     let (_, header) = args.header.look()?;
-    let number = args.token_id.unwrap_or_default();
-    let token = header.luks2("tokens")?.metadata.tokens.get(&number);
-    let unused = || Failure::wrong(format!("token {number} is not in use"));
-    let text = token.ok_or_else(unused)?.json.to_stored();
+    let header = header.luks2("tokens")?;
+    let number = args.check_token(header)?;
+    let text = header.metadata.tokens[&number].json.to_stored();
     let Some(path) = args.json_file.as_deref().filter(|path| *path != Path::new("-")) else {
         return Stdout::get()?.put(&text);
     };

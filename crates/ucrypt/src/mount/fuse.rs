@@ -72,7 +72,7 @@ pub(super) fn installed() -> Result<String, String> {
                 .into(),
         );
     }
-    Ok(format!("users who are not root: {}", names.join(", ")))
+    Ok(format!("users can mount by {}", names.join(", ")))
 }
 
 /// Checks that there is a program, for the kind of file system if that is known.

@@ -74,7 +74,8 @@ impl Again<'_> {
             return Ok(told(unlocked).volume_key);
         }
         let open = |passphrase: &[u8]| header.unlock(source, passphrase, self.keyslot);
-        let unlocked = try_passphrases(&name, &self.key.key(self.quiet), self.tries, open)?;
+        let key = self.key.key(self.quiet);
+        let unlocked = try_passphrases((&name, self.place), &key, self.tries, open)?;
         Ok(told(unlocked).volume_key)
     }
 }

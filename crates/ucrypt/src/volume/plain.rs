@@ -13,6 +13,7 @@ use ucrypt_sector::CipherSpec;
 
 use super::{KeySource, random_key};
 use crate::failure::Failure;
+use crate::luks::check_bits;
 use crate::passphrase::{KeyArgs, Secret, Source, read_table_line, read_volume_key};
 use crate::stdio::say;
 
@@ -137,9 +138,7 @@ impl PlainArgs {
     pub(super) fn key_len(&self) -> Result<Option<u64>, Failure> {
         // 0 is the default, as in cryptsetup.
         let Some(bits) = self.key_size.filter(|bits| *bits > 0) else { return Ok(None) };
-        if !bits.is_multiple_of(8) {
-            return Err(Failure::wrong("the key size has to be a multiple of 8 bits"));
-        }
+        check_bits("--key-size", bits as usize)?;
         Ok(Some(u64::from(bits / 8)))
     }
 

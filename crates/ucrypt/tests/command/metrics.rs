@@ -248,7 +248,7 @@ fn a_place_where_no_metrics_can_be_served_is_told_before_a_passphrase_is_asked_f
                 _ => command.arg("--vhost-user").arg(scratch.path("guest")),
             };
             let refused = run(&mut command, b"").refuses(code);
-            assert!(!refused.contains("key file"), "{refused}");
+            assert!(!refused.contains("--key-file"), "{refused}");
         }
     }
     assert_eq!(std::fs::read(scratch.path("file")).expect("read"), b"mine");

@@ -180,13 +180,13 @@ fn a_mount_that_fails_leaves_no_volume_open_and_says_why() {
         # What is wrong with the directory is said before a key is looked for.
         refused 1 'cannot mount at' ucrypt mount --key-file /no/key --name $name image none
         refused 1 'no directory' ucrypt mount --key-file /no/key --name $name image image
-        refused 1 'cannot read key file' ucrypt mount --key-file /no/key --name $name image m
+        refused 1 'cannot read --key-file' ucrypt mount --key-file /no/key --name $name image m
         printf wrong >wrong
         refused 2 'no keyslot' ucrypt mount --key-file wrong --name $name image m
         refused 4 'no file system' ucrypt mount --key-file passphrase --name $name image m
         refused 4 'cannot mount' ucrypt mount --key-file passphrase --fstype ext4 --name $name image m
         refused 1 '--backend' ucrypt mount --backend mem:1M --name $name image m
-        refused 1 'cannot be mounted' ucrypt mount --key-file /no/key --as nbd --name $name image m
+        refused 1 'possible values: ublk, loop, fuse' ucrypt mount --key-file /no/key --as nbd --name $name image m
         refused 4 'nothing is mounted' ucrypt umount m
         mount -t tmpfs other m
         refused 4 'no volume of yours' ucrypt umount m

@@ -76,6 +76,30 @@ fn a_deferred_close_over_nbd_ends_with_the_last_client_and_not_before() {
 }
 
 #[test]
+fn a_volume_answers_to_the_uri_that_open_has_printed_and_to_the_path_of_its_socket() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    // Its path has characters that a URI writes otherwise.
+    let uri = open(&scratch, &image, "two words", "nbd").text();
+    let (uri, socket) = (uri.trim(), scratch.runtime(".two words.nbd"));
+    assert!(uri.contains("%20"), "{uri}");
+    for name in [uri, socket.to_str().expect("UTF-8"), "two words"] {
+        assert_eq!(state(&scratch, name), "open", "{name}");
+    }
+    let list = run(&mut scratch.ucrypt(&["list"]), b"").text();
+    assert!(list.trim_end().ends_with("/.two words.nbd"), "{list}");
+    assert!(list.lines().all(|line| line.chars().count() <= 60), "{list}");
+    let other = uri.replace("two%20words", "another");
+    run(&mut scratch.ucrypt(&["status", &other]), b"").exits(4);
+    let message = close(&scratch, &["nbd+unix:///?socket=/elsewhere"]).refuses(1);
+    assert!(message.contains("of an open volume; ucrypt list shows"), "{message}");
+    close(&scratch, &[uri]).passes();
+    let again = open(&scratch, &image, "two words", "nbd").text();
+    assert_eq!(again.trim(), uri);
+    close(&scratch, &[socket.to_str().expect("UTF-8")]).passes();
+}
+
+#[test]
 fn a_volume_named_as_the_socket_of_another_leaves_it_alone() {
     let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);

@@ -150,6 +150,18 @@ fn root_with_dockers_capabilities_and_no_memory_to_lock() {
 }
 
 #[test]
+fn a_note_names_the_capability_that_keeps_a_server_in_its_users_mounts() {
+    let scratch = Scratch::new();
+    let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);
+    for (without, lacking) in [("-sys_chroot", "CAP_SYS_CHROOT"), ("-sys_admin", "CAP_SYS_ADMIN")] {
+        let root = Somebody::new(&scratch, &["setpriv", &format!("--bounding-set={without}")]);
+        let notes = notes(&root.opens_writes_and_closes(&image));
+        let expected = format!("no mount namespace of its own: the server lacks {lacking}");
+        assert!(notes.contains(&expected), "{notes}");
+    }
+}
+
+#[test]
 fn root_without_any_capability() {
     let scratch = Scratch::new();
     let image = Image::by_cryptsetup(&scratch, LUKS2, DATA);

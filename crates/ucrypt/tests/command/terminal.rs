@@ -191,6 +191,12 @@ fn a_derivation_of_seconds_shows_what_is_left_on_a_terminal_and_nothing_elsewher
     assert!(shown.contains(" %, about ") && shown.contains(" left"), "{shown}");
     let ran = run(scratch.ucrypt(&line).arg(&image.path), PASSPHRASE).exits(0);
     assert_eq!(ran.stderr, "");
+    // The first derivation of a process has none before it that tells the speed.
+    let open = ["open", "--test-passphrase"];
+    let shown = typed_at(&open, &image, &[&[PASSPHRASE, b"\n"].concat()]);
+    assert!(shown.contains("ended with 0 echo True"), "{shown}");
+    let is_estimated = shown.contains(" %, about ") || shown.contains(", longer than expected");
+    assert!(is_estimated, "{shown}");
 }
 
 #[test]

@@ -455,6 +455,28 @@ fn without_the_systems_table_there_is_nothing_to_attach_or_to_detach() {
 }
 
 #[test]
+fn mistakes_of_a_table_are_told_in_the_order_of_its_lines() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("").display().to_string();
+    let text = format!(
+        "first {dir}/none1 {dir}/key luks,as=nbd\n\
+         second {dir}/one {dir}/key luks,frobnicate\n\
+         third {dir}/none3 {dir}/key luks,as=nbd,nofail\n\
+         fourth relative none luks\n"
+    );
+    let table = table(&scratch, &text);
+    let ran = run(&mut on_table(&scratch, &table, &["attach", "--all"]), b"").exits(4);
+    let said = &ran.stderr;
+    let places = ["/none1", ":2: 'frobnicate'", "/none3", ":4: "];
+    let places = places.map(|it| said.find(it).unwrap_or_else(|| panic!("{it}: {said}")));
+    assert!(places.is_sorted(), "{said}");
+    assert_eq!(said.lines().count(), 4, "{said}");
+    // By their names, in the order of these.
+    let ran = run(&mut on_table(&scratch, &table, &["attach", "fourth", "first"]), b"").exits(1);
+    assert!(ran.stderr.find(":4: ") < ran.stderr.find("/none1"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_wrong_line_does_not_stop_a_right_one_of_its_name() {
     let scratch = Scratch::new();
     let image = two_volumes(&scratch);

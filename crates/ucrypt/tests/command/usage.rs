@@ -51,14 +51,38 @@ fn help_comes_however_it_is_asked_for_and_each_option_stands_under_its_heading()
         ("--dispatch", "Dispatch:"),
         ("--cipher", "Plain volumes (--type plain):"),
         ("--table", "Plain volumes (--type plain):"),
+        ("--verbose", "Every action:"),
+        ("--disable-locks", "Every action:"),
+        ("--test-args", "Every action:"),
     ] {
         assert_eq!(heading(&open, option), expected, "{option}");
     }
+    // Common ones first, those of experts last.
+    let order = ["Volume", "Plain volumes", "Operation", "Dispatch", "Experts", "Every action"];
+    let places = order.map(|it| open.find(&format!("\n{it}")).unwrap_or_else(|| panic!("{it}")));
+    assert!(places.is_sorted(), "{places:?}");
+    let format = help(&["luksFormat", "--help"]);
+    for (option, expected) in [
+        ("--key-file", "Passphrase:"),
+        ("--volume-key-file", "Encryption:"),
+        ("--cipher", "Encryption:"),
+        ("--header", "Header:"),
+        ("--pbkdf", "Key derivation:"),
+        ("--use-random", "Experts:"),
+        ("--help", "Every action:"),
+    ] {
+        assert_eq!(heading(&format, option), expected, "{option}");
+    }
+    let mount = help(&["mount", "--help"]);
+    assert!(mount.contains("- fuse:") && !mount.contains("- nbd:"), "{mount}");
+    let refused = run(&mut scratch.ucrypt(&["mount", "--as", "nbd", "i", "d"]), b"").refuses(1);
+    assert!(refused.contains("[possible values: ublk, loop, fuse]"), "{refused}");
     let serve = run(&mut scratch.ucrypt(&["serve", "--help"]), b"").text();
-    assert!(serve.find("Exports:") < serve.find("Volume:"), "{serve}");
+    assert!(serve.find("\nExports (") < serve.find("\nVolume:"), "{serve}");
     assert!(serve.find("Dispatch:") < serve.find("Experts:"), "{serve}");
     assert_eq!(heading(&serve, "--json"), "Options:");
-    assert_eq!(heading(&serve, "--nbd"), "Exports:");
+    assert_eq!(heading(&serve, "--nbd"), "Exports (EXPORT, at least one):");
+    assert!(serve.contains("Usage: ucrypt serve [OPTIONS] EXPORT... IMAGE\n"), "{serve}");
     let read = run(&mut scratch.ucrypt(&["read", "--help"]), b"").text();
     assert_eq!(heading(&read, "--length"), "Options:");
     // cryptsetup's defaults for plain volumes.
