@@ -17,6 +17,7 @@ use crate::held::Held;
 use crate::load::{Load, Times, is_stopped};
 use crate::mounted;
 use crate::ours::{Build, Server, Way};
+use crate::packages;
 use crate::process;
 use crate::sample::Sample;
 use crate::served::{self, Filling, Generator, Images, Left, Service};
@@ -150,12 +151,21 @@ impl Settings {
                 fits
             });
         }
+        if description.method == Method::Tree {
+            cells.retain(|cell| {
+                let missing = tree::no_maker(&cell.name);
+                missing.iter().for_each(|why| leave(&cell.name, why));
+                missing.is_none()
+            });
+        }
         let mut contenders = Vec::new();
         for contender in self.wanted(description) {
             let obstacle =
                 || self.obstacle(description, contender).or_else(|| self.no_memory(contender));
             let below = contender.below_file_system();
-            let missing = missing_program(contender).or_else(|| missing_program(below?));
+            let below = below.or(contender.is_dm_crypt().then_some(Contender::Loop));
+            let programs = [Some(contender), below].into_iter().flatten();
+            let missing = programs.filter_map(Contender::program).find_map(packages::missing);
             match missing.or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
@@ -176,6 +186,11 @@ impl Settings {
                     None => contenders.insert(0, ceiling),
                 }
             }
+        }
+        let is_loaded = |it: &Contender| it.is_served() && it.below_file_system().is_none();
+        let is_loaded = description.has_target() && contenders.iter().any(is_loaded);
+        if let Some(why) = self.no_fio(packages::missing("fio")).filter(|_| is_loaded) {
+            leave(&"fio", &why);
         }
         let through = contenders.iter().position(|it| *it == Contender::UcryptLoopExt4);
         if let Some(at) = through.filter(|_| !contenders.contains(&Contender::LoopExt4)) {
@@ -254,9 +269,9 @@ impl Settings {
                 }
                 let below = contender.below_file_system();
                 let started = [Some(contender), below].into_iter().flatten();
-                programs.extend(started.filter_map(|it| it.program().map(|(program, _)| program)));
+                programs.extend(started.filter_map(Contender::program));
                 if contender.is_dm_crypt() {
-                    programs.extend(Contender::Loop.program().map(|(program, _)| program));
+                    programs.extend(Contender::Loop.program());
                 }
                 if description.method == Method::Tree {
                     let cells = description.cells(self.scale);
@@ -346,6 +361,14 @@ impl Settings {
         None
     }
 
+    /// What a run lacks without fio, which is `missing`.
+    fn no_fio(&self, missing: Option<String>) -> Option<String> {
+        let why = missing.filter(|_| self.generator == Generator::BuiltIn)?;
+        let lacks = "the lab's own generator makes the load on servers, and their processor times are \
+                     left out";
+        Some(format!("{why}; {lacks}"))
+    }
+
     fn other_build(&self) -> Option<&Path> {
         self.before.as_ref().map(|before| before.command.as_path())
     }
@@ -431,13 +454,6 @@ impl Settings {
     }
 }
 
-/// That the program which a contender starts is missing, with the remedy.
-fn missing_program(contender: Contender) -> Option<String> {
-    let (program, package) = contender.program()?;
-    (!process::is_installed(program))
-        .then(|| format!("{program} is not installed; install it with: apt-get install {package}"))
-}
-
 /// Virtual time gives the same result each time.
 fn rounds(description: &Description, settings: &Settings) -> u32 {
     if description.method == Method::Drives { 1 } else { settings.rounds.max(1) }
@@ -477,7 +493,8 @@ pub fn extent(about: &About, records: &[Record]) -> Extent {
         cells.retain(|cell| left_out.clone().all(|left| left.what != cell.name));
         if !is_touched {
             // Where nobody can take part, the notes say why.
-            if left_out.next().is_none() {
+            let has_turns = !contenders.is_empty() && !cells.is_empty();
+            if has_turns || left_out.next().is_none() {
                 extent.untouched.push(description.name);
             }
             continue;
@@ -838,6 +855,17 @@ mod tests {
                 left_out.iter().any(|left| left.what.contains("ucrypt-nbd at blocks above 32m"));
             assert_eq!(named, generator == Generator::Fio, "{left_out:?}");
         }
+    }
+
+    #[test]
+    fn a_run_without_fio_says_which_package_has_it_and_what_is_left_out() {
+        let missing = || Some("fio is not installed; install it with: apt-get install fio".into());
+        let said = settings(Generator::BuiltIn).no_fio(missing()).expect("it is missing");
+        assert!(said.contains("apt-get install fio; "), "{said}");
+        assert!(said.contains("processor times are left out"), "{said}");
+        // Who asked for dd does not miss it.
+        assert_eq!(settings(Generator::Dd).no_fio(missing()), None);
+        assert_eq!(settings(Generator::BuiltIn).no_fio(None), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use crate::catalogue::Scale;
 use crate::contender::Contender;
 use crate::load::INTERRUPTED;
+use crate::packages;
 use crate::process;
 use crate::sample::{Device, Sample, Watch};
 use crate::served::{Filling, Generator, Images, Left, Service, bytes_of_images};
@@ -48,6 +49,12 @@ pub(crate) fn maker(file_system: &str) -> &'static str {
         "btrfs" => "mkfs.btrfs",
         _ => "mkfs.ext4",
     }
+}
+
+/// Why a file system cannot be made here, with the remedy; `None` if it can.
+pub(crate) fn no_maker(file_system: &str) -> Option<String> {
+    let (_, make, _) = FILE_SYSTEMS.iter().find(|(known, ..)| *known == file_system)?;
+    packages::missing(make.split(' ').next().unwrap_or_default())
 }
 
 /// $1: the device, $2: how it is mounted, $3: the archive. Prints nanoseconds.
@@ -124,10 +131,6 @@ impl Trees {
             .into_iter()
             .find(|(known, ..)| *known == name)
             .ok_or_else(|| io::Error::other(format!("no file system is called {name}")))?;
-        let program = make.split(' ').next().unwrap_or_default();
-        if !process::is_installed(program) {
-            return Err(io::Error::other(format!("{program} is not installed")));
-        }
         let dir = self.images.dir();
         let (device, own, _end) = self.images.device(contender, stop)?;
         let mut words = make.split(' ');

@@ -15,7 +15,7 @@ use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, OtherBuild, Settings, Store};
 use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
-use ucrypt_lab::{dd, shell, text};
+use ucrypt_lab::{dd, packages, shell, text};
 
 use crate::VERSION;
 use crate::ending::signals;
@@ -83,10 +83,7 @@ pub(crate) struct RunArgs {
 
 fn generator(name: &str) -> Result<Generator, String> {
     match name {
-        "fio" if runner::generator() != Generator::Fio => {
-            Err("fio is not installed; install it with: apt-get install fio".into())
-        }
-        "fio" => Ok(Generator::Fio),
+        "fio" => packages::missing("fio").map_or(Ok(Generator::Fio), Err),
         "dd" if dd::version().is_none() => {
             Err("the dd of the GNU coreutils is not installed; install it with: apt-get install coreutils"
                 .into())
