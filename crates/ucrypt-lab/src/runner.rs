@@ -317,7 +317,10 @@ impl Settings {
         {
             return Some(why);
         }
+        let on = self.on_for(description);
+        let is_on_device = on.is_device() && description.has_target();
         if contender.attaches_loop()
+            && !(is_on_device && contender.is_dm_crypt())
             && let Some(why) = served::no_block_devices()
         {
             return Some(why);
@@ -351,11 +354,15 @@ impl Settings {
         if self.generator == Generator::Dd && contender.is_nbd() {
             return Some("dd has no way to NBD; use another --load".into());
         }
-        let on = self.on_for(description);
+        if is_on_device {
+            let why = "it encrypts files in a directory, and a block device has none; run on a directory \
+                       (--on)";
+            return (contender == Contender::Gocryptfs).then(|| why.into());
+        }
         if on.scratch_dir().is_none() {
             return Some(format!(
                 "servers need scratch images beside the target, and {on} has no directory; run on \
-                 memory, a file or a directory (--on)"
+                 memory, a file, a directory or a block device (--on)"
             ));
         }
         None
@@ -741,7 +748,10 @@ impl Stage {
                 let images = if let Some(images) = &self.images {
                     images
                 } else {
-                    let dir = settings.on.scratch_dir().ok_or_else(|| {
+                    // Beside a block device there is but its headers.
+                    let on_device = || settings.on.is_device().then(std::env::temp_dir);
+                    let dir = settings.on.scratch_dir().map(Path::to_owned).or_else(on_device);
+                    let dir = dir.ok_or_else(|| {
                         io::Error::other("there is no directory for scratch images")
                     })?;
                     let service = Service {
@@ -751,11 +761,13 @@ impl Stage {
                         generator: settings.generator,
                         left: around.left,
                         remedy: "use a smaller --size",
+                        device: Some(around.target),
                     };
                     let how = (around.stop, filling);
-                    self.images.insert(Images::make(dir, settings.len, service, how)?)
+                    self.images.insert(Images::make(&dir, settings.len, service, how)?)
                 };
-                images.run(contender, load, around.stop)
+                images.prepare(contender, around.stop)?;
+                around.target.lend(|| images.run(contender, load, around.stop))
             }
             method => {
                 let bench = match &mut self.bench {
@@ -771,6 +783,7 @@ impl Stage {
                         none.insert(bench)
                     }
                 };
+                around.target.claim()?;
                 bench.run(contender, load, around.stop)
             }
         }

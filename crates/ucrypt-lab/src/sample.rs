@@ -240,6 +240,11 @@ pub struct Own {
 }
 
 impl Own {
+    /// Whether threads of the kernel serve it.
+    fn is_by_kernel(&self) -> bool {
+        self.loop_device.is_some() || self.mapped.is_some()
+    }
+
     /// Whether a thread of the kernel serves a device of the measurement, by its name: kworker/u8:3-loop0,
     /// loop0, kworker/u8:1-kcryptd-254:0-1, `dmcrypt_write/254:0`.
     fn is_served_by(&self, name: &str) -> bool {
@@ -265,9 +270,8 @@ pub struct Watch {
 impl Watch {
     /// Starts now.
     pub fn start(own: Own) -> Self {
-        let threads = own.loop_device.as_ref().map_or_else(HashMap::new, |_| {
-            kernel_threads().into_iter().map(|thread| (thread.pid, thread.ticks)).collect()
-        });
+        let threads = if own.is_by_kernel() { kernel_threads() } else { Vec::new() };
+        let threads = threads.into_iter().map(|thread| (thread.pid, thread.ticks)).collect();
         Self { started: Instant::now(), before: counters(own.server), own, threads }
     }
 
@@ -291,7 +295,7 @@ impl Watch {
     /// What happened since the start.
     pub fn end(&self) -> Disturbance {
         let mut after = counters(self.own.server);
-        if self.own.loop_device.is_some() {
+        if self.own.is_by_kernel() {
             after.own += served_by(&self.own, &self.threads, &kernel_threads());
         }
         disturbance(&self.before, &after)

@@ -113,7 +113,8 @@ impl Trees {
         };
         let memory = Path::new(MEMORY);
         let generator = Generator::BuiltIn;
-        let service = Service { ucrypt, before, direct: false, generator, left, remedy };
+        let device = None;
+        let service = Service { ucrypt, before, direct: false, generator, left, remedy, device };
         let images = Images::make(memory, len, service, (stop, progress))?;
         let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
         make_archive(archive.path(), files, stop)?;
