@@ -11,7 +11,7 @@ use crate::scratch::Scratch;
 
 /// Put at the end of a copy of the page: it says what does not fit, and what cannot be read.
 const PROBE: &str = r"<script>
-const seen = { dark: matchMedia('(prefers-color-scheme: dark)').matches, width: innerWidth,
+const seen = { maps: 0, pale: [], dark: matchMedia('(prefers-color-scheme: dark)').matches, width: innerWidth,
   wide: document.documentElement.scrollWidth, beyond: [], faint: [], charts: 0, wrong: [], over: [] };
 const rgb = text => (text.match(/[\d.]+/g) || [0, 0, 0, 0]).map(Number);
 const light = colour => { const [r, g, b] = rgb(colour).map(c => c / 255)
@@ -32,6 +32,13 @@ for (const el of document.querySelectorAll('h1,h2,h3,p,td,th,li,a,figcaption,pre
   // What is wider than the window scrolls in a box of its own.
   if (!el.closest('.table') && (box.right > innerWidth + 1 || box.left < -1))
     seen.beyond.push(el.tagName + ' ' + el.textContent.slice(0, 40));
+}
+for (const map of document.querySelectorAll('table.heat')) {
+  seen.maps += map.getBoundingClientRect().width > 0;
+  // A map is seen by its colours, and as a whole.
+  for (const cell of map.querySelectorAll('td'))
+    if (cell.textContent && rgb(getComputedStyle(cell).backgroundColor).length != 3)
+      seen.pale.push(map.caption.textContent + ' ' + cell.textContent);
 }
 for (const figure of document.querySelectorAll('figure')) {
   const shown = [...figure.querySelectorAll('svg:not(.key)')].filter(svg => svg.getBoundingClientRect().width);
@@ -121,7 +128,7 @@ fn the_page_can_be_read_in_both_themes_on_a_phone_and_on_a_desk() {
             assert_eq!(seen["dark"], dark, "{at}");
             assert_eq!(seen["width"], width, "{at}");
             assert!(seen["wide"].as_u64() <= Some(width.into()), "the page scrolls sideways: {at}");
-            for list in ["beyond", "faint", "wrong", "over"] {
+            for list in ["beyond", "faint", "wrong", "over", "pale"] {
                 assert_eq!(seen[list], Value::Array(Vec::new()), "{list}: {at}");
             }
             assert!(seen["charts"].as_u64() > Some(10), "{at}");
