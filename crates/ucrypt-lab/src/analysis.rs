@@ -12,6 +12,7 @@ use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
 use crate::ours::{Image, Server, Way};
+use crate::pressure::Pressure;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Processor, Sample};
 use crate::short::{Found, Short, Shortfall};
@@ -92,6 +93,8 @@ pub struct Figure {
     pub steal_max: f64,
     /// Largest share that other processes took in a round.
     pub others_max: f64,
+    /// Of the disturbed rounds, the longest that tasks waited.
+    pub pressure_max: Pressure,
     /// What made the load.
     pub load: String,
     /// Processor time of a request, µs, of load, server and all else together.
@@ -499,6 +502,11 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         disturbed: rounds.values().filter(|sample| sample.disturbance.is_marked()).count(),
         steal_max: most(|sample| sample.disturbance.steal),
         others_max: most(|sample| sample.disturbance.others),
+        pressure_max: rounds
+            .values()
+            .filter(|sample| sample.disturbance.is_marked())
+            .map(|sample| sample.disturbance.pressure)
+            .fold(Pressure::default(), Pressure::max),
         load: middle.load.clone(),
         quantiles: quantiles(rounds),
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),

@@ -10,6 +10,7 @@
 //!   on a file system, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
 //! - [`packages`]: where the programs of others come from;
+//! - [`sample`], [`pressure`]: a measurement, and what the machine did meanwhile;
 //! - [`runner`], [`store`], `room`: interleaved rounds, their results in a directory, and the room that
 //!   they take;
 //! - [`analysis`], [`short`], [`certainty`], [`modes`]: medians, spreads and verdicts, where we fall
@@ -53,6 +54,7 @@ pub mod options;
 pub mod ours;
 pub mod packages;
 pub mod page;
+pub mod pressure;
 mod process;
 pub mod published;
 pub mod real;

@@ -63,11 +63,12 @@ pub fn doubts(of: &Figure) -> String {
     }
     if of.disturbed > 0 {
         doubts.push(format!(
-            "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %)",
+            "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %{})",
             of.disturbed,
             of.seconds.count,
             of.steal_max * 100.0,
-            of.others_max * 100.0
+            of.others_max * 100.0,
+            of.pressure_max.describe().map_or_else(String::new, |waited| format!("; {waited}"))
         ));
     }
     doubts.join(", ")
