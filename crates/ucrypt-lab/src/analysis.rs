@@ -18,7 +18,6 @@ use crate::sample::{Device, Order, Processor, Sample};
 use crate::short::{Found, Short, Shortfall};
 use crate::store::{About, Kept, Record};
 use crate::target::Target;
-use crate::tree::MEMORY;
 use crate::verdict;
 
 /// A median and its quartiles.
@@ -368,7 +367,9 @@ fn one(
     notes.extend(without_p99(&cells));
     let verdict = verdict::of(description, &cells);
     let on = match description.method {
-        Method::Tree => format!("loop devices over images in {MEMORY}"),
+        Method::Tree => {
+            format!("loop devices over images in {}", about.settings.tree_dir().display())
+        }
         Method::Drives => "virtual time, on a model of a machine".into(),
         _ => about.settings.on_for(description).to_string(),
     };

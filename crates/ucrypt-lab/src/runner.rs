@@ -16,7 +16,7 @@ use crate::dd;
 use crate::held::Held;
 use crate::load::{Load, Times, is_stopped};
 use crate::mounted;
-use crate::ours::{Build, Server, Way};
+use crate::ours::{Build, Image, Server, Way};
 use crate::packages;
 use crate::process;
 use crate::sample::Sample;
@@ -201,6 +201,13 @@ impl Settings {
             // What run times are compared with.
             contenders.insert(0, Contender::Loop);
         }
+        let null = Contender::Ours(Server::new(Way::Loop).plain());
+        let is_ours = |it: &Contender| it.ours().is_some_and(|server| server.image != Image::Plain);
+        let at = contenders.iter().position(is_ours).filter(|_| !contenders.contains(&null));
+        if let Some(at) = at.filter(|_| of_loop) {
+            // The ceiling of every cipher.
+            contenders.insert(at, null);
+        }
         let mut plan = Plan {
             description,
             cells,
@@ -376,7 +383,7 @@ impl Settings {
         Some(format!("{why}; {lacks}"))
     }
 
-    fn other_build(&self) -> Option<&Path> {
+    pub(crate) fn other_build(&self) -> Option<&Path> {
         self.before.as_ref().map(|before| before.command.as_path())
     }
 
@@ -447,7 +454,7 @@ impl Settings {
             (Method::Tree, Scale::Full) => 40.0,
             (Method::Tree, Scale::Quick) => 6.0,
             (Method::Drives, Scale::Full) => 20.0,
-            (Method::Drives, Scale::Quick) => 3.0,
+            (Method::Drives, Scale::Quick) => 1.0,
             _ => {
                 let times = self.times(description.method);
                 let load = (times.ramp + times.measured).as_secs_f64() + STEP_S;
@@ -733,9 +740,8 @@ impl Stage {
                 let trees = match &mut self.trees {
                     Some(trees) => trees,
                     none => {
-                        let builds = (around.ucrypt, settings.other_build());
-                        let with = (builds, around.left);
-                        none.insert(Trees::new(settings.scale, with, (around.stop, filling))?)
+                        let with = (around.ucrypt, around.left);
+                        none.insert(Trees::new(about, with, (around.stop, filling))?)
                     }
                 };
                 trees.run(contender, &cell.name, around.stop)
@@ -965,7 +971,8 @@ mod tests {
         assert!(left_out.contains(&"raw") && left_out.contains(&"ucrypt-nbd"), "{left_out:?}");
         let ours = "ucrypt-loop:inline".parse().expect("a contender");
         if !left_out.contains(&"ucrypt-loop:inline") {
-            assert_eq!(plan.contenders, [Contender::Loop, ours]);
+            let null = "ucrypt-loop-none".parse().expect("a contender");
+            assert_eq!(plan.contenders, [Contender::Loop, null, ours]);
         }
         // What cannot run at all leaves no ceiling behind that runs alone.
         let none = Settings { against: Some(vec![Contender::Raw]), ..settings };

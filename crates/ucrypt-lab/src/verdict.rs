@@ -7,6 +7,7 @@ use crate::catalogue::{Description, EXPORTS, Method, size_name};
 use crate::contender::Contender;
 use crate::modes::modes;
 use crate::ours::{Server, Way};
+use crate::sim::drives::ceiling_gb_s;
 
 const ADAPTIVE: Contender = Contender::Ucrypt(PolicyKind::Adaptive);
 
@@ -106,7 +107,12 @@ pub(crate) fn of(description: &Description, cells: &[CellFigures]) -> String {
             if seen.is_empty() {
                 none()
             } else {
-                format!("Adaptive, in virtual time: {}. {}", seen.join("; "), against_fixed(cells))
+                format!(
+                    "Adaptive, in virtual time: {}; the ceiling is the cipher of all cores, {:.1} GB/s. {}",
+                    seen.join("; "),
+                    ceiling_gb_s(),
+                    against_fixed(cells)
+                )
             }
         }
     }

@@ -104,6 +104,12 @@ pub(crate) fn is_fitted(cell: &Cell, policy: &str) -> bool {
     [(ONE, "inline"), (MANY, "unbound")].contains(&(cell.name.as_str(), policy))
 }
 
+/// The ceiling of every policy in GB/s: the ciphers of all cores. Without a cipher there is none, because the drives take
+/// no time.
+pub(crate) fn ceiling_gb_s() -> f64 {
+    f64::from(CORES) / CIPHER.ns_per_byte
+}
+
 /// Runs a cell under the policy of a contender, in virtual time, on the machine with the given
 /// changes.
 ///

@@ -157,8 +157,10 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     let has_target = any(catalogue::Description::has_target);
     // Virtual time is the same each time.
     let has_rounds = any(|description| description.method != Method::Drives);
+    // Its images are in the directory.
+    let has_tree = any(|description| description.method == Method::Tree);
     let useless = [
-        (args.on.is_some() && !has_target, "--on"),
+        (args.on.is_some() && !has_target && !has_tree, "--on"),
         (args.size.is_some() && !has_target, "--size"),
         (args.time.is_some() && !has_target, "--time"),
         (args.rounds.is_some() && !has_rounds, "--rounds"),
@@ -176,6 +178,13 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
             settings.on = Target::Zero;
         }
         None => settings.added_on_zero = any(is_added),
+    }
+    let is_place = matches!(settings.on, Target::Memory | Target::Scratch(_));
+    if has_tree && !has_target && !is_place {
+        return Err(Failure::wrong(format!(
+            "kernel-tree has its images in memory or in a directory, not on {}; name a directory by --on",
+            settings.on
+        )));
     }
     if let Some(list) = &args.against {
         settings.against = Some(contender::list(list).map_err(Failure::wrong)?);
