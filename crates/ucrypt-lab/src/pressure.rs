@@ -72,14 +72,13 @@ impl Pressure {
     /// In words; `None` if the kernel counts nothing.
     pub fn describe(&self) -> Option<String> {
         let shares = [("processors", self.cpu), ("storage", self.io), ("memory", self.memory)];
-        let shares = shares
-            .into_iter()
-            .filter_map(|(of, share)| Some(format!("for {of} up to {:.0} %", share? * 100.0)));
+        let shares = shares.into_iter();
+        let shares = shares.filter_map(|(of, share)| Some(format!("{of} {:.0} %", share? * 100.0)));
         let waited = shares.collect::<Vec<_>>().join(", ");
-        let waited = (!waited.is_empty()).then(|| format!("tasks waited {waited} of the time"));
-        let load = self.load.map(|load| format!("load up to {load:.1}"));
+        let waited = (!waited.is_empty()).then(|| format!("waited for {waited}"));
+        let load = self.load.map(|load| format!("load {load:.1}"));
         let all: Vec<_> = [waited, load].into_iter().flatten().collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        (!all.is_empty()).then(|| all.join(", "))
     }
 }
 
@@ -105,10 +104,7 @@ mod tests {
         let expected = (Some(0.5), Some(0.0), Some(0.125), Some(2.0));
         assert_eq!((most.cpu, most.io, most.memory, most.load), expected);
         let said = most.describe().expect("something");
-        assert!(
-            said.contains("for processors up to 50 %") && said.contains("load up to 2.0"),
-            "{said}"
-        );
+        assert_eq!(said, "waited for processors 50 %, storage 0 %, memory 12 %, load 2.0");
         assert_eq!(Pressure::default().describe(), None);
     }
 
