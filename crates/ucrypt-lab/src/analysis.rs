@@ -16,6 +16,7 @@ use crate::pressure::Pressure;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Processor, Sample};
 use crate::short::{Found, Short, Shortfall};
+use crate::sim::VIRTUAL_TIME;
 use crate::store::{About, Kept, Record};
 use crate::target::Target;
 use crate::verdict;
@@ -197,7 +198,8 @@ impl Experiment {
         let figures = || self.cells.iter().flat_map(|cell| &cell.figures);
         let count: usize = figures().map(|it| it.seconds.count).sum();
         let seconds: f64 = figures().map(|it| it.seconds_all).sum();
-        let of = if self.description.method == Method::Drives { " of virtual time" } else { "" };
+        let is_virtual = figures().any(|it| it.load == VIRTUAL_TIME);
+        let of = if is_virtual { " of virtual time" } else { "" };
         format!("{count} measurements, {}{of} in all.", crate::text::seconds(seconds))
     }
 }
@@ -347,7 +349,8 @@ fn one(
             let in_flight = in_flight(&cell, rounds).filter(|_| description.has_target());
             Some(Figure { in_flight, of_none, ..figure })
         });
-        found.add(description, &cell, &by_contender);
+        let is_virtual = description.method == Method::Drives || about.simulated.is_some();
+        found.add(description, &cell, &by_contender, is_virtual);
         cells.push(CellFigures { figures: figures.collect(), cell });
     }
     let mut notes: Vec<String> = about
@@ -367,6 +370,10 @@ fn one(
     notes.extend(without_p99(&cells));
     let verdict = verdict::of(description, &cells);
     let on = match description.method {
+        _ if about.simulated.is_some() => {
+            let machine = about.simulated.as_deref().unwrap_or_default();
+            format!("virtual time, on a model of {machine}")
+        }
         Method::Tree => {
             format!("loop devices over images in {}", about.settings.tree_dir().display())
         }

@@ -13,6 +13,7 @@ use crate::columns::{
 use crate::contender::Contender;
 use crate::published;
 use crate::sim::history::{ERROR_MAX, Short, Simulation};
+use crate::store::About;
 use crate::target::Target;
 use crate::text::{below_one, doubts, figure, published as published_of, range};
 
@@ -88,17 +89,15 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     let about = &analysis.about;
     let date = date(about.started_s);
     let machine = &about.machine;
-    let _ = writeln!(
-        html,
-        "<p class=\"soft\">{date} · {} · {} cores{} · Linux {} · on {} · {} rounds of {} ms</p>",
-        escape(&machine.processor),
-        machine.cores,
-        if machine.virtual_machine { ", virtual" } else { "" },
-        escape(&machine.kernel),
-        escape(&about.settings.on.to_string()),
-        about.settings.rounds,
-        about.settings.time_ms
-    );
+    if let Some(simulated) = &about.simulated {
+        let (simulated, cores) = (escape(simulated), machine.cores);
+        let _ = writeln!(
+            html,
+            "<p class=\"soft\">{date} · in virtual time, on a model of {simulated} · {cores} cores</p>"
+        );
+    } else {
+        html.push_str(&here(about, &date));
+    }
     if let Some(warning) = analysis.warning() {
         let _ = writeln!(html, "<p class=\"verdict bad\">{}</p>", escape(&warning));
     }
@@ -123,6 +122,21 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     context(&mut html, analysis);
     html.push_str("</body></html>\n");
     html
+}
+
+/// The machine of a run, and how it was measured.
+fn here(about: &About, date: &str) -> String {
+    let machine = &about.machine;
+    format!(
+        "<p class=\"soft\">{date} · {} · {} cores{} · Linux {} · on {} · {} rounds of {} ms</p>\n",
+        escape(&machine.processor),
+        machine.cores,
+        if machine.virtual_machine { ", virtual" } else { "" },
+        escape(&machine.kernel),
+        escape(&about.settings.on.to_string()),
+        about.settings.rounds,
+        about.settings.time_ms
+    )
 }
 
 /// A day, from seconds since 1970 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
@@ -654,7 +668,7 @@ fn figures(html: &mut String, experiment: &Experiment) {
             let _ = writeln!(
                 html,
                 "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{}\
-                 <td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td></tr>",
+                 <td>{}</td><td class=\"word\">{}</td><td class=\"doubts\">{}</td></tr>",
                 escape(&of.contender.to_string()),
                 range(value),
                 more.collect::<String>(),
@@ -847,7 +861,7 @@ pub(crate) mod tests {
     use crate::served::Generator;
     use crate::sim::calibrate::Check;
     use crate::sim::history::{Changes, Row};
-    use crate::store::{About, LeftOut, Machine, Record, Settings};
+    use crate::store::{LeftOut, Machine, Record, Settings};
 
     /// A run with invented figures in every experiment.
     pub(crate) fn analysis() -> Analysis {

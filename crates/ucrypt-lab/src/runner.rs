@@ -1129,6 +1129,7 @@ mod tests {
             started_s: 1,
             left_out: Vec::new(),
             contenders: BTreeMap::new(),
+            simulated: None,
         };
         let out = dir.path().join("out");
         let mut store = Store::create(&out, &about).expect("a directory");

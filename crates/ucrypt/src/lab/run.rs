@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ucrypt_lab::analysis::Analysis;
+use serde_json::json;
+use ucrypt_lab::analysis::{Analysis, Experiment};
 use ucrypt_lab::catalogue::{self, Method, Scale};
 use ucrypt_lab::contender::{self, Contender};
 use ucrypt_lab::held::Held;
@@ -79,6 +80,9 @@ pub(crate) struct RunArgs {
     /// Ask nothing
     #[arg(short = 'q', long)]
     batch_mode: bool,
+    /// Print the result as JSON: where it is kept, verdicts, where ucrypt falls short, what was left out
+    #[arg(long)]
+    json: bool,
 }
 
 fn generator(name: &str) -> Result<Generator, String> {
@@ -338,6 +342,7 @@ fn begun(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure>
         left_out,
         contenders: settings.contenders().map_err(Failure::wrong)?,
         settings,
+        simulated: None,
     };
     let store = Store::create(dir, &about).map_err(failed)?;
     Ok((about, store, target))
@@ -389,12 +394,38 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::wrong(format!("interrupted; {go_on}")));
     }
     let analysis = Analysis::of(ucrypt_lab::store::read(dir).map_err(failed)?);
-    stdio::print(&text::tables(&analysis))?;
+    if args.json {
+        stdio::print_line(result(&analysis, dir))?;
+    } else {
+        stdio::print(&text::tables(&analysis))?;
+    }
     if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
         return Err(Failure::device("nothing could be measured"));
     }
     say_line(format_args!("the results are in {}", dir.display()));
     Ok(())
+}
+
+/// What a run came to, for programs. The figures are in its directory: `lab report --json`.
+fn result(analysis: &Analysis, dir: &Path) -> serde_json::Value {
+    let path = |name: &str| dir.join(name).display().to_string();
+    let verdict = |of: &Experiment| {
+        let (name, on, verdict, notes) = (of.name, &of.on, &of.verdict, &of.notes);
+        json!({ "experiment": name, "on": on, "verdict": verdict, "notes": notes })
+    };
+    let (disturbed, measurements) = analysis.disturbed();
+    json!({
+        "directory": dir.display().to_string(),
+        "run": path("run.json"),
+        "results": path("results.jsonl"),
+        "measurements": measurements,
+        "disturbed": disturbed,
+        "warning": analysis.warning(),
+        "verdicts": analysis.experiments.iter().map(verdict).collect::<Vec<_>>(),
+        "shortfalls": analysis.shortfalls,
+        "compared": analysis.compared,
+        "left_out": analysis.about.left_out,
+    })
 }
 
 fn carry_out(

@@ -780,6 +780,58 @@ fn threads_that_share_cipher_units_are_named_and_halve_the_speed_of_many_drives(
     assert!(run(&mut sim, b"").text().contains("2 share a cipher unit"));
 }
 
+#[test]
+fn an_experiment_runs_on_a_published_machine_and_has_a_page_with_heat_maps() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let words = ["lab", "sim", "heat-map", "--preset", "optane2020", "--quick", "--json", "--out"];
+    let json = run(scratch.ucrypt(&words).arg(&out), b"").passes();
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    let experiment = &json["experiments"][0];
+    assert!(experiment["on"].as_str().is_some_and(|on| on.contains("Optane")), "{experiment}");
+    // raw, null and nine policies in twelve cells.
+    assert_eq!(lines(&out.join("results.jsonl")).len(), 12 * 11);
+    let page = run(scratch.ucrypt(&["lab", "report"]).arg(&out), b"").text();
+    let page = fs::read_to_string(page.trim_end()).expect("a page");
+    assert_eq!(page.matches("<table class=\"heat\">").count(), 2 * 2 * 9);
+    assert!(page.contains("in virtual time, on a model of the machine of 2020"), "{page}");
+    let markdown = run(scratch.ucrypt(&["lab", "report", "--markdown"]).arg(&out), b"").text();
+    assert!(markdown.contains("in virtual time, on a model of the machine of 2020"), "{markdown}");
+    // It is no run to go on with, and another one does not take its place.
+    let resume = run(scratch.ucrypt(&["lab", "run", "--resume"]).arg(&out), b"").refuses(4);
+    assert!(resume.contains("simulation"), "{resume}");
+    assert!(run(scratch.ucrypt(&words).arg(&out), b"").refuses(4).contains("a run already"));
+    let refused = |words: &[&str]| run(scratch.ucrypt(&["lab", "sim"]).args(words), b"").exits(1);
+    assert!(refused(&["--preset", "optane", "heat-map"]).stderr.contains("optane2020"));
+    assert!(refused(&["--preset", "ssd2017", "exports"]).stderr.contains("heat-map"));
+    assert!(refused(&["heat-map"]).stderr.contains("--preset"));
+}
+
+#[test]
+fn a_run_prints_where_it_is_kept_and_its_verdicts_for_programs() {
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let mut lab = scratch.ucrypt(&["lab", "run", "instant", "added-latency", "--json"]);
+    let ran = run(lab.args(SMALL).args(["--against", "ucrypt,nbdkit", "--out"]).arg(&out), b"");
+    let json: Value = serde_json::from_slice(&ran.exits(0).stdout).expect("nothing but JSON");
+    let results = json["results"].as_str().expect("a path");
+    assert_eq!(lines(Path::new(results)).len() as u64, json["measurements"].as_u64().expect("it"));
+    assert!(fs::exists(json["run"].as_str().expect("a path")).expect("looked at"));
+    let verdicts = json["verdicts"].as_array().expect("a list");
+    let names: Vec<_> = verdicts.iter().filter_map(|it| it["experiment"].as_str()).collect();
+    assert_eq!(names, ["instant", "added-latency"]);
+    assert!(verdicts.iter().all(|it| it["verdict"].as_str().is_some_and(|it| it.len() > 10)));
+    assert!(json["left_out"].to_string().contains("nbdkit"), "{json}");
+    assert!(json["shortfalls"].is_array() && json["compared"].as_u64() > Some(0), "{json}");
+    // Each measurement says for how long tasks waited, where the kernel knows.
+    let knows = fs::read_to_string("/proc/pressure/cpu").is_ok();
+    for result in lines(&out.join("results.jsonl")) {
+        let pressure = &result["sample"]["disturbance"]["pressure"];
+        assert_eq!(pressure["cpu"].is_number(), knows, "{result}");
+        assert!(pressure["load"].is_number(), "{result}");
+    }
+}
+
 /// Both are held to what the server counted, so that other load on this machine does not matter.
 #[test]
 fn fio_and_the_built_in_generator_report_what_was_served_at_the_depth_asked_for() {
