@@ -462,7 +462,8 @@ mod tests {
         assert!(run(cell, Contender::Raw, how, &go).is_err());
         for policy in PolicyKind::ALL {
             let seen = run(cell, Contender::Ucrypt(policy), how, &go).expect("a run").mb_s / 1000.0;
-            assert!(seen < 1.01 * ceiling_gb_s(), "{policy}: {seen}");
+            // Requests that were begun before the measured time count as a whole.
+            assert!(seen < 1.1 * ceiling_gb_s(), "{policy}: {seen}");
         }
     }
 
