@@ -154,7 +154,9 @@ impl Settings {
         if description.method == Method::Tree {
             cells.retain(|cell| {
                 let missing = tree::no_maker(&cell.name);
-                missing.iter().for_each(|why| leave(&cell.name, why));
+                if let Some(why) = &missing {
+                    leave(&cell.name, why);
+                }
                 missing.is_none()
             });
         }
@@ -196,17 +198,8 @@ impl Settings {
         if let Some(at) = through.filter(|_| !contenders.contains(&Contender::LoopExt4)) {
             contenders.insert(at, Contender::LoopExt4);
         }
-        let of_loop = description.method == Method::Tree && !contenders.is_empty();
-        if of_loop && !contenders.contains(&Contender::Loop) {
-            // What run times are compared with.
-            contenders.insert(0, Contender::Loop);
-        }
-        let null = Contender::Ours(Server::new(Way::Loop).plain());
-        let is_ours = |it: &Contender| it.ours().is_some_and(|server| server.image != Image::Plain);
-        let at = contenders.iter().position(is_ours).filter(|_| !contenders.contains(&null));
-        if let Some(at) = at.filter(|_| of_loop) {
-            // The ceiling of every cipher.
-            contenders.insert(at, null);
+        if description.method == Method::Tree {
+            add_ceilings_of_tree(&mut contenders);
         }
         let mut plan = Plan {
             description,
@@ -465,6 +458,19 @@ impl Settings {
                 if contender.is_served() { load + SERVED_S } else { load }
             }
         }
+    }
+}
+
+/// Adds what the run times of file systems are compared with, and the null cipher where ours encrypt.
+fn add_ceilings_of_tree(contenders: &mut Vec<Contender>) {
+    if !contenders.is_empty() && !contenders.contains(&Contender::Loop) {
+        contenders.insert(0, Contender::Loop);
+    }
+    let null = Contender::Ours(Server::new(Way::Loop).plain());
+    let is_ours = |it: &Contender| it.ours().is_some_and(|server| server.image != Image::Plain);
+    let first = contenders.iter().position(is_ours);
+    if let Some(at) = first.filter(|_| !contenders.contains(&null)) {
+        contenders.insert(at, null);
     }
 }
 
