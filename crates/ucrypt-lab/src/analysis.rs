@@ -12,12 +12,13 @@ use crate::beside::{Beside, beside};
 use crate::catalogue::{Cell, Description, Medium, Method, by_name};
 use crate::contender::Contender;
 use crate::ours::{Image, Server, Way};
+use crate::pressure::Pressure;
 use crate::runner::{Extent, extent};
 use crate::sample::{Device, Order, Processor, Sample};
 use crate::short::{Found, Short, Shortfall};
+use crate::sim::VIRTUAL_TIME;
 use crate::store::{About, Kept, Record};
 use crate::target::Target;
-use crate::tree::MEMORY;
 use crate::verdict;
 
 /// A median and its quartiles.
@@ -92,6 +93,8 @@ pub struct Figure {
     pub steal_max: f64,
     /// Largest share that other processes took in a round.
     pub others_max: f64,
+    /// Of the disturbed rounds, the longest that tasks waited.
+    pub pressure_max: Pressure,
     /// What made the load.
     pub load: String,
     /// Processor time of a request, µs, of load, server and all else together.
@@ -195,7 +198,8 @@ impl Experiment {
         let figures = || self.cells.iter().flat_map(|cell| &cell.figures);
         let count: usize = figures().map(|it| it.seconds.count).sum();
         let seconds: f64 = figures().map(|it| it.seconds_all).sum();
-        let of = if self.description.method == Method::Drives { " of virtual time" } else { "" };
+        let is_virtual = figures().any(|it| it.load == VIRTUAL_TIME);
+        let of = if is_virtual { " of virtual time" } else { "" };
         format!("{count} measurements, {}{of} in all.", crate::text::seconds(seconds))
     }
 }
@@ -345,7 +349,8 @@ fn one(
             let in_flight = in_flight(&cell, rounds).filter(|_| description.has_target());
             Some(Figure { in_flight, of_none, ..figure })
         });
-        found.add(description, &cell, &by_contender);
+        let is_virtual = description.method == Method::Drives || about.simulated.is_some();
+        found.add(description, &cell, &by_contender, is_virtual);
         cells.push(CellFigures { figures: figures.collect(), cell });
     }
     let mut notes: Vec<String> = about
@@ -365,7 +370,13 @@ fn one(
     notes.extend(without_p99(&cells));
     let verdict = verdict::of(description, &cells);
     let on = match description.method {
-        Method::Tree => format!("loop devices over images in {MEMORY}"),
+        _ if about.simulated.is_some() => {
+            let machine = about.simulated.as_deref().unwrap_or_default();
+            format!("virtual time, on a model of {machine}")
+        }
+        Method::Tree => {
+            format!("loop devices over images in {}", about.settings.tree_dir().display())
+        }
         Method::Drives => "virtual time, on a model of a machine".into(),
         _ => about.settings.on_for(description).to_string(),
     };
@@ -499,6 +510,11 @@ fn figure(contender: Contender, rounds: &Rounds<'_>, base: Option<&Rounds<'_>>) 
         disturbed: rounds.values().filter(|sample| sample.disturbance.is_marked()).count(),
         steal_max: most(|sample| sample.disturbance.steal),
         others_max: most(|sample| sample.disturbance.others),
+        pressure_max: rounds
+            .values()
+            .filter(|sample| sample.disturbance.is_marked())
+            .map(|sample| sample.disturbance.pressure)
+            .fold(Pressure::default(), Pressure::max),
         load: middle.load.clone(),
         quantiles: quantiles(rounds),
         slices_mb_s: rounds.values().flat_map(|sample| sample.slices_mb_s.clone()).collect(),

@@ -192,6 +192,9 @@ pub const ALL: &[Description] = &[
             "ucrypt-fuse-none",
             "ucrypt-nbd-none",
             "ucrypt-loop-none",
+            "ucrypt-fuse-4096",
+            "ucrypt-nbd-4096",
+            "ucrypt-loop-4096",
             "ucrypt-ublk",
         ],
         peers: true,
@@ -257,7 +260,7 @@ pub const ALL: &[Description] = &[
         question: "What does encryption cost a file system with many small files?",
         shows: "run time of unpack, copy, remove and sync; writes, their length and time",
         tables: &[published::KERNEL_TREE_2011],
-        needs: "root, loop devices, mkfs of the file systems; always in memory (/dev/shm)",
+        needs: "root, loop devices, mkfs of the file systems; in memory (/dev/shm), or in a directory (--on DIR)",
         method: Method::Tree,
         against: &["loop", "ucrypt-loop-none", "ucrypt-loop", "dm-crypt"],
         peers: false,
@@ -360,16 +363,18 @@ fn block_sweep(scale: Scale) -> Vec<Cell> {
     let all = joined(cells);
     match scale {
         Scale::Full => all,
-        // Every second one up to 16 MiB: longer ones take seconds each, and hardly differ.
+        // Every contender of every cell takes some seconds.
         Scale::Quick => {
-            let short = all.into_iter().filter(|cell| cell.block_bytes <= 16 << 20);
-            short.enumerate().filter(|(at, _)| at % 2 == 0).map(|(_, cell)| cell).collect()
+            let few = [4 << 10, 1 << 20];
+            all.into_iter().filter(|cell| few.contains(&cell.block_bytes)).collect()
         }
     }
 }
 
-fn workqueues(_: Scale) -> Vec<Cell> {
-    let rows = published::WORKQUEUES_2020.rows();
+fn workqueues(scale: Scale) -> Vec<Cell> {
+    let mut rows = published::WORKQUEUES_2020.rows();
+    // The shortest and the longest: every contender of every cell takes some seconds.
+    rows.retain(|row| scale == Scale::Full || row.text("block_size") != "64k");
     joined(rows.iter().filter_map(|row| {
         let block_bytes = match row.text("block_size") {
             "1m" => 1 << 20,
@@ -415,7 +420,6 @@ fn exports(scale: Scale) -> Vec<Cell> {
         return vec![
             cell(Pattern::RandRead, 4 << 10, 1, 1),
             cell(Pattern::RandWrite, 4 << 10, 32, 1),
-            cell(Pattern::Read, 1 << 20, 4, 1),
         ];
     }
     let mut cells = Vec::new();
@@ -452,7 +456,7 @@ fn added_latency(scale: Scale) -> Vec<Cell> {
     cells.collect()
 }
 
-fn other_ssd(_: Scale) -> Vec<Cell> {
+fn other_ssd(scale: Scale) -> Vec<Cell> {
     let rows = published::LUKS_OTHER_2017.rows();
     let figures = |test: &str, job: &str, label: [&'static str; 2], pattern: Pattern| {
         let row = rows.iter().find(|row| row.text("test") == test && row.text("job").contains(job));
@@ -476,12 +480,16 @@ fn other_ssd(_: Scale) -> Vec<Cell> {
         read.into_iter().flat_map(|(test, job, label)| figures(test, job, label, Pattern::Read));
     let read = read.collect();
     let random = figures("random write", "", ssd, Pattern::RandWrite);
-    vec![
+    let mut cells = vec![
         Cell { published: write, ..cell(Pattern::Write, 1 << 20, 1, 1) },
         // A linear read comes with read-ahead: a few requests are in flight.
         Cell { published: read, ..cell(Pattern::Read, 1 << 20, 4, 1) },
         Cell { published: random, ..cell(Pattern::RandWrite, 64 << 10, 1, 20) },
-    ]
+    ];
+    if scale == Scale::Quick {
+        cells.remove(0);
+    }
+    cells
 }
 
 fn instant(_: Scale) -> Vec<Cell> {

@@ -46,33 +46,28 @@ pub enum Contender {
     UcryptLoopExt4,
 }
 
-/// A name, its contender, and the program that it starts, with its package.
-type Name = (&'static str, Contender, Option<(&'static str, &'static str)>);
+/// A name, its contender, and the program of others that it starts.
+type Name = (&'static str, Contender, Option<&'static str>);
 
-/// The names without a policy, and with the program of others that they start, with its package. Those of
-/// [`Contender::Ours`] are in their own module.
+/// The names without a policy. Those of [`Contender::Ours`] are in their own module.
 const NAMES: [Name; 17] = [
     ("raw", Contender::Raw, None),
     ("ucrypt", Contender::Ucrypt(PolicyKind::Adaptive), None),
     ("null", Contender::Null, None),
     ("memory", Contender::Memory, None),
     ("file", Contender::File, None),
-    ("loop", Contender::Loop, Some(("losetup", "mount"))),
+    ("loop", Contender::Loop, Some("losetup")),
     ("copy-fuse", Contender::Copy(Way::Fuse), None),
-    ("copy-loop", Contender::Copy(Way::Loop), Some(("losetup", "mount"))),
+    ("copy-loop", Contender::Copy(Way::Loop), Some("losetup")),
     ("copy-nbd", Contender::Copy(Way::Nbd), None),
-    (
-        "qemu-storage-daemon",
-        Contender::QemuStorageDaemon,
-        Some(("qemu-storage-daemon", "qemu-utils")),
-    ),
-    ("qemu-nbd", Contender::QemuNbd, Some(("qemu-nbd", "qemu-utils"))),
-    ("nbdkit", Contender::Nbdkit, Some(("nbdkit", "nbdkit"))),
-    ("dm-crypt", Contender::DmCrypt, Some(("cryptsetup", "cryptsetup-bin"))),
-    ("dm-crypt-inline", Contender::DmCryptInline, Some(("cryptsetup", "cryptsetup-bin"))),
-    ("gocryptfs", Contender::Gocryptfs, Some(("gocryptfs", "gocryptfs"))),
-    ("loop-ext4", Contender::LoopExt4, Some(("mkfs.ext4", "e2fsprogs"))),
-    ("ucrypt-loop-ext4", Contender::UcryptLoopExt4, Some(("mkfs.ext4", "e2fsprogs"))),
+    ("qemu-storage-daemon", Contender::QemuStorageDaemon, Some("qemu-storage-daemon")),
+    ("qemu-nbd", Contender::QemuNbd, Some("qemu-nbd")),
+    ("nbdkit", Contender::Nbdkit, Some("nbdkit")),
+    ("dm-crypt", Contender::DmCrypt, Some("cryptsetup")),
+    ("dm-crypt-inline", Contender::DmCryptInline, Some("cryptsetup")),
+    ("gocryptfs", Contender::Gocryptfs, Some("gocryptfs")),
+    ("loop-ext4", Contender::LoopExt4, Some("mkfs.ext4")),
+    ("ucrypt-loop-ext4", Contender::UcryptLoopExt4, Some("mkfs.ext4")),
 ];
 
 /// The contenders that are compared where they are installed, unless the user names others.
@@ -110,12 +105,12 @@ impl Contender {
         NAMES.iter().find(|(_, contender, _)| *contender == plain).unwrap_or(&NAMES[0])
     }
 
-    /// The program of others that it starts, and its Debian package.
-    pub fn program(self) -> Option<(&'static str, &'static str)> {
+    /// The program of others that it starts.
+    pub fn program(self) -> Option<&'static str> {
         match self {
             Self::Ours(server) => match server.way {
                 // A loop device is one over a file.
-                Way::Fuse | Way::Loop => Some(("fusermount3", "fuse3")),
+                Way::Fuse | Way::Loop => Some("fusermount3"),
                 Way::Nbd | Way::Ublk => None,
             },
             _ => self.row().2,

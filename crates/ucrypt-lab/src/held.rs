@@ -1,14 +1,17 @@
 //! A target for as long as it is used. It is opened once: what gets its name meanwhile, such as the next disk in the
 //! same place, is neither written nor removed.
+//!
+//! A block device is claimed, so that nobody mounts it. While a server or the kernel has it in its turn, the claim is
+//! theirs.
 
 use std::fs::{self, File};
-use std::io::{Seek as _, SeekFrom};
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use ucrypt_backend::{Backend, FileBackend};
+use ucrypt_backend::{Backend, FileBackend, OpenOptions};
 
 use crate::target::{DeviceId, Storage, Target, TargetError, file_options};
 
@@ -19,6 +22,8 @@ pub struct Held {
     len: u64,
     /// A file or a device; `None` of a scratch file that is not there yet, and of what lies in memory.
     file: Option<Arc<FileBackend>>,
+    /// Of a block device: excludes other users.
+    claim: Mutex<Option<FileBackend>>,
     /// Removed with this.
     _scratch: Option<Scratch>,
 }
@@ -50,12 +55,62 @@ impl Held {
     /// Why it cannot be opened.
     pub fn take(target: &Target, len: u64) -> Result<Self, TargetError> {
         let file = match target {
-            Target::File(path) | Target::Device(path) => {
-                Some(Arc::new(FileBackend::open(path, file_options())?))
+            Target::File(path) => Some(FileBackend::open(path, file_options())?),
+            Target::Device(path) => {
+                Some(FileBackend::open(path, OpenOptions { unlocked: true, ..file_options() })?)
             }
             _ => None,
         };
-        Ok(Self { target: target.clone(), len, file, _scratch: None })
+        let (target, file) = (target.clone(), file.map(Arc::new));
+        let held = Self { target, len, file, claim: Mutex::default(), _scratch: None };
+        held.claim()?;
+        Ok(held)
+    }
+
+    /// Claims a block device, if it is one and is not claimed yet.
+    ///
+    /// # Errors
+    /// Another user has it, or another device has its name.
+    pub(crate) fn claim(&self) -> Result<(), TargetError> {
+        let (Target::Device(path), Some(held)) = (&self.target, &self.file) else { return Ok(()) };
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        if claim.is_none() {
+            let claimed = FileBackend::open(path, file_options())?;
+            let device = File::open(path);
+            let device = device.map_err(TargetError::io(path.display().to_string()))?;
+            is_same(held, &device, path)?;
+            is_same(&claimed, &device, path)?;
+            *claim = Some(claimed);
+        }
+        Ok(())
+    }
+
+    /// Lends a block device to who is started in `turn`, and claims it again. Of another target, nothing is claimed.
+    ///
+    /// # Errors
+    /// Those of `turn`; or another user has the device, before the turn or after it.
+    pub(crate) fn lend<T>(&self, turn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.claim()?;
+        drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let ended = turn();
+        let claimed = self.claim();
+        let result = ended?;
+        claimed?;
+        Ok(result)
+    }
+
+    /// The block device, to write headers of encrypted images to it; `None` if it is none.
+    ///
+    /// # Errors
+    /// Another user has it, or it cannot be opened.
+    pub(crate) fn block_device(&self) -> io::Result<Option<(PathBuf, File)>> {
+        let (Target::Device(path), Some(held)) = (&self.target, &self.file) else {
+            return Ok(None);
+        };
+        self.claim()?;
+        let file = File::options().read(true).write(true).open(path)?;
+        is_same(held, &file, path)?;
+        Ok(Some((path.clone(), file)))
     }
 
     /// Takes a target, and makes the scratch file if it is one.

@@ -9,6 +9,8 @@
 //! - `bench`, `served`, `mounted`, `tree`: contenders in this process, those that are processes, files
 //!   on a file system, file systems;
 //! - [`advise`]: what one volume loses, and what to change;
+//! - [`packages`]: where the programs of others come from;
+//! - [`sample`], [`pressure`]: a measurement, and what the machine did meanwhile;
 //! - [`runner`], [`store`], `room`: interleaved rounds, their results in a directory, and the room that
 //!   they take;
 //! - [`analysis`], [`short`], [`certainty`], [`modes`]: medians, spreads and verdicts, where we fall
@@ -50,7 +52,9 @@ mod mounted;
 pub mod nbd_client;
 pub mod options;
 pub mod ours;
+pub mod packages;
 pub mod page;
+pub mod pressure;
 mod process;
 pub mod published;
 pub mod real;

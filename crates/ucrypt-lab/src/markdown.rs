@@ -12,6 +12,7 @@ use crate::page::date;
 use crate::published;
 use crate::short::Shortfall;
 use crate::sim::history::{Short, Simulation};
+use crate::store::About;
 use crate::text::{below_one, doubts, figure, range};
 
 /// Text as Markdown, on one line of a table: nothing in it is a mark.
@@ -83,8 +84,8 @@ pub fn of_simulation(simulated: &Simulation) -> String {
     text
 }
 
-fn about(text: &mut String, analysis: &Analysis) {
-    let about = &analysis.about;
+/// The machine of a run, and how it was measured.
+fn here(text: &mut String, about: &About) {
     let (machine, settings) = (&about.machine, &about.settings);
     let _ = writeln!(
         text,
@@ -100,6 +101,17 @@ fn about(text: &mut String, analysis: &Analysis) {
         settings.rounds,
         settings.time_ms
     );
+}
+
+fn about(text: &mut String, analysis: &Analysis) {
+    let about = &analysis.about;
+    let (machine, settings) = (&about.machine, &about.settings);
+    if let Some(simulated) = &about.simulated {
+        let date = date(about.started_s);
+        let _ = writeln!(text, "{date}, in virtual time, on a model of {}.\n", escape(simulated));
+    } else {
+        here(text, about);
+    }
     let versions = machine.versions.iter();
     let versions: Vec<_> =
         versions.map(|(name, version)| format!("{} {}", escape(name), escape(version))).collect();

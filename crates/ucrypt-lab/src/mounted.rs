@@ -88,7 +88,9 @@ pub(crate) fn run(
     // Nothing is left to be written while reads are measured, and nearly all is left to the file.
     make.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-E"])
         .arg("nodiscard,lazy_itable_init=0")
-        .arg(&device);
+        .arg(&device)
+        // A block device may have more than a run uses.
+        .arg(format!("{}k", images.len() >> 10));
     process::guarded(own.server, MAKE_LIMIT + PATIENCE, stop, || {
         process::run(&mut make, dir, MAKE_LIMIT, stop)
     })?;

@@ -3,15 +3,17 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use crate::Pattern;
 use crate::analysis::{Analysis, CellFigures, Experiment, Figure, OF_RAW_MIN, find};
 use crate::catalogue::{Method, Scale, size_name};
 use crate::columns::{
-    Bins, HEAT_MAP, HEAT_MAPS, SHARES, columns, distributions, heats, policies, policy_name,
-    quantile,
+    Bins, HEAT_MAP, HEAT_MAPS, Merit, SHARES, columns, distributions, of_best, policies,
+    policy_name, quantile,
 };
 use crate::contender::Contender;
 use crate::published;
 use crate::sim::history::{ERROR_MAX, Short, Simulation};
+use crate::store::About;
 use crate::target::Target;
 use crate::text::{below_one, doubts, figure, published as published_of, range};
 
@@ -87,17 +89,15 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     let about = &analysis.about;
     let date = date(about.started_s);
     let machine = &about.machine;
-    let _ = writeln!(
-        html,
-        "<p class=\"soft\">{date} · {} · {} cores{} · Linux {} · on {} · {} rounds of {} ms</p>",
-        escape(&machine.processor),
-        machine.cores,
-        if machine.virtual_machine { ", virtual" } else { "" },
-        escape(&machine.kernel),
-        escape(&about.settings.on.to_string()),
-        about.settings.rounds,
-        about.settings.time_ms
-    );
+    if let Some(simulated) = &about.simulated {
+        let (simulated, cores) = (escape(simulated), machine.cores);
+        let _ = writeln!(
+            html,
+            "<p class=\"soft\">{date} · in virtual time, on a model of {simulated} · {cores} cores</p>"
+        );
+    } else {
+        html.push_str(&here(about, &date));
+    }
     if let Some(warning) = analysis.warning() {
         let _ = writeln!(html, "<p class=\"verdict bad\">{}</p>", escape(&warning));
     }
@@ -122,6 +122,21 @@ pub fn html(analysis: &Analysis, simulated: Option<&Simulation>) -> String {
     context(&mut html, analysis);
     html.push_str("</body></html>\n");
     html
+}
+
+/// The machine of a run, and how it was measured.
+fn here(about: &About, date: &str) -> String {
+    let machine = &about.machine;
+    format!(
+        "<p class=\"soft\">{date} · {} · {} cores{} · Linux {} · on {} · {} rounds of {} ms</p>\n",
+        escape(&machine.processor),
+        machine.cores,
+        if machine.virtual_machine { ", virtual" } else { "" },
+        escape(&machine.kernel),
+        escape(&about.settings.on.to_string()),
+        about.settings.rounds,
+        about.settings.time_ms
+    )
 }
 
 /// A day, from seconds since 1970 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
@@ -509,29 +524,79 @@ fn heat(ratio: f64) -> &'static str {
     }
 }
 
+/// The classes of [`heat`], with what they say.
+const HEAT_KEY: [(f64, &str); 6] = [
+    (1.0, "0.97 and more"),
+    (0.93, "from 0.90"),
+    (0.85, "from 0.80"),
+    (0.7, "from 0.65"),
+    (0.6, "from 0.50"),
+    (0.4, "less"),
+];
+
+/// One map for each policy and direction: block sizes down, depths across.
 fn heat_maps(html: &mut String, experiment: &Experiment) {
     let policies = policies(experiment);
-    for (title, merit) in HEAT_MAPS {
-        let _ = writeln!(
-            html,
-            "<h3>{title}</h3>\n<div class=\"table\"><table class=\"heat\"><thead><tr><th>cell</th>"
-        );
-        for policy in &policies {
-            let _ = write!(html, "<th>{}</th>", policy_name(*policy));
-        }
-        html.push_str("</tr></thead><tbody>\n");
-        for cell in &experiment.cells {
-            let _ = write!(html, "<tr><td>{}</td>", escape(&cell.cell.name));
-            for ratio in heats(cell, &policies, merit) {
-                let _ = match ratio {
-                    Some(ratio) => write!(html, "<td class=\"{}\">{ratio:.2}</td>", heat(ratio)),
-                    None => write!(html, "<td></td>"),
-                };
-            }
-            html.push_str("</tr>\n");
-        }
-        html.push_str("</tbody></table></div>\n");
+    let directions = distinct(experiment, |cell| cell.cell.pattern);
+    html.push_str("<ul class=\"legend heat\">");
+    for (ratio, text) in HEAT_KEY {
+        let _ = write!(html, "<li><span class=\"{}\"></span>{text}</li>", heat(ratio));
     }
+    html.push_str("</ul>\n");
+    for (title, merit) in HEAT_MAPS {
+        for direction in &directions {
+            let _ = writeln!(html, "<h3>{title}: {}</h3>\n<div class=\"maps\">", direction.name());
+            for policy in &policies {
+                heat_map(html, experiment, (*policy, *direction), merit);
+            }
+            html.push_str("</div>\n");
+        }
+    }
+}
+
+/// What the cells of an experiment have, in their order.
+fn distinct<T: PartialEq>(experiment: &Experiment, of: fn(&CellFigures) -> T) -> Vec<T> {
+    let mut all = Vec::new();
+    for value in experiment.cells.iter().map(of) {
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    all
+}
+
+fn heat_map(
+    html: &mut String,
+    experiment: &Experiment,
+    (policy, direction): (Contender, Pattern),
+    merit: Merit,
+) {
+    let depths = distinct(experiment, |cell| cell.cell.depth);
+    let _ = write!(
+        html,
+        "<table class=\"heat\"><caption>{}</caption><thead><tr><th>depth</th>",
+        policy_name(policy)
+    );
+    for depth in &depths {
+        let _ = write!(html, "<th>{depth}</th>");
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    for block in distinct(experiment, |cell| cell.cell.block_bytes) {
+        let _ = write!(html, "<tr><th>{}</th>", size_name(block));
+        for depth in &depths {
+            let place = (direction, block, *depth);
+            let is_it =
+                |it: &&CellFigures| (it.cell.pattern, it.cell.block_bytes, it.cell.depth) == place;
+            let found = experiment.cells.iter().find(is_it);
+            let ratio = found.and_then(|cell| of_best(cell, find(cell, policy)?, merit));
+            let _ = match ratio {
+                Some(ratio) => write!(html, "<td class=\"{}\">{ratio:.2}</td>", heat(ratio)),
+                None => write!(html, "<td></td>"),
+            };
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody></table>\n");
 }
 
 /// Every published figure with ours beside it.
@@ -603,7 +668,7 @@ fn figures(html: &mut String, experiment: &Experiment) {
             let _ = writeln!(
                 html,
                 "<tr{class}><td>{name}</td><td class=\"word\">{}</td><td>{}</td>{}\
-                 <td>{}</td><td class=\"word\">{}</td><td class=\"word\">{}</td></tr>",
+                 <td>{}</td><td class=\"word\">{}</td><td class=\"doubts\">{}</td></tr>",
                 escape(&of.contender.to_string()),
                 range(value),
                 more.collect::<String>(),
@@ -796,7 +861,7 @@ pub(crate) mod tests {
     use crate::served::Generator;
     use crate::sim::calibrate::Check;
     use crate::sim::history::{Changes, Row};
-    use crate::store::{About, LeftOut, Machine, Record, Settings};
+    use crate::store::{LeftOut, Machine, Record, Settings};
 
     /// A run with invented figures in every experiment.
     pub(crate) fn analysis() -> Analysis {
@@ -897,6 +962,33 @@ pub(crate) mod tests {
         assert!(page.find("id=\"short\"") < page.find("id=\"summary\""));
         assert!(analysis.shortfalls.iter().any(|short| short.is_certain));
         assert!(page.len() < 4 << 20, "{} bytes", page.len());
+    }
+
+    #[test]
+    fn each_policy_has_a_heat_map_of_each_direction_by_block_size_and_depth() {
+        let analysis = analysis();
+        let page = html(&analysis, None);
+        let at = page.find("<section id=\"heat-map\">").expect("the section");
+        let section = page[at..].split("</section>").next().expect("its end");
+        let maps: Vec<_> = section.split("<table class=\"heat\">").skip(1).collect();
+        // Throughput and p99, reads and writes, nine policies.
+        assert_eq!(maps.len(), 2 * 2 * 9);
+        for map in &maps {
+            let map = map.split("</table>").next().expect("its end");
+            let rows: Vec<_> = map.split("<tr>").skip(1).collect();
+            assert!(rows[0].contains("<th>1</th><th>8</th>"), "{map}");
+            for (row, block) in rows[1..].iter().zip(["4k", "64k", "1m"]) {
+                assert!(row.starts_with(&format!("<th>{block}</th>")), "{map}");
+                assert_eq!(row.matches("<td class=\"h").count(), 2, "{map}");
+            }
+            assert_eq!(rows.len(), 4, "{map}");
+        }
+        // In this run, the first policy is the best and the last one far from it, in all cells.
+        assert!(maps[0].starts_with("<caption>adaptive") && maps[0].matches("h0").count() == 6);
+        assert!(maps[8].matches("h5").count() == 6, "{}", maps[8]);
+        for (ratio, text) in HEAT_KEY {
+            assert!(section.contains(&format!("<span class=\"{}\"></span>{text}", heat(ratio))));
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Latency {
 }
 
 /// The results of one run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
     /// Bytes per microsecond, i.e. MB/s, while the clients kept their depth.
     pub mb_s: f64,

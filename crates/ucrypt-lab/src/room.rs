@@ -28,7 +28,8 @@ struct Need {
 /// The files of a run, by directory. Those of one directory are there at the same time.
 fn needs(settings: &Settings, plans: &[Plan]) -> Vec<Need> {
     let mut needs = Vec::new();
-    if let Target::Scratch(path) = &settings.on {
+    let has_target = plans.iter().any(Plan::has_target);
+    if let (Target::Scratch(path), true) = (&settings.on, has_target) {
         let dir = path.parent().unwrap_or(Path::new("/")).to_owned();
         let (what, remedy) = ("the scratch file", "use a smaller --size or another --on");
         needs.push(Need { dir, bytes: settings.len, what, remedy });
@@ -49,8 +50,11 @@ fn needs(settings: &Settings, plans: &[Plan]) -> Vec<Need> {
             Scale::Full => "use --quick, or leave kernel-tree out",
             Scale::Quick => "leave kernel-tree out, or make room there",
         };
-        let (dir, what) = (tree::MEMORY.into(), "the images of kernel-tree");
-        needs.push(Need { dir, bytes: tree::bytes(settings.scale, &mounted), what, remedy });
+        let (dir, what) = (settings.tree_dir().into(), "the images of kernel-tree");
+        let bytes = tree::image_bytes(settings.scale, &mounted);
+        needs.push(Need { dir, bytes, what, remedy });
+        let (dir, what) = (tree::MEMORY.into(), "the archive of kernel-tree");
+        needs.push(Need { dir, bytes: tree::archive_bytes(settings.scale), what, remedy });
     }
     needs
 }

@@ -16,7 +16,8 @@ use crate::dd;
 use crate::held::Held;
 use crate::load::{Load, Times, is_stopped};
 use crate::mounted;
-use crate::ours::{Build, Server, Way};
+use crate::ours::{Build, Image, Server, Way};
+use crate::packages;
 use crate::process;
 use crate::sample::Sample;
 use crate::served::{self, Filling, Generator, Images, Left, Service};
@@ -150,12 +151,23 @@ impl Settings {
                 fits
             });
         }
+        if description.method == Method::Tree {
+            cells.retain(|cell| {
+                let missing = tree::no_maker(&cell.name);
+                if let Some(why) = &missing {
+                    leave(&cell.name, why);
+                }
+                missing.is_none()
+            });
+        }
         let mut contenders = Vec::new();
         for contender in self.wanted(description) {
             let obstacle =
                 || self.obstacle(description, contender).or_else(|| self.no_memory(contender));
             let below = contender.below_file_system();
-            let missing = missing_program(contender).or_else(|| missing_program(below?));
+            let below = below.or(contender.is_dm_crypt().then_some(Contender::Loop));
+            let programs = [Some(contender), below].into_iter().flatten();
+            let missing = programs.filter_map(Contender::program).find_map(packages::missing);
             match missing.or_else(obstacle) {
                 Some(why) => leave(&contender, &why),
                 None => contenders.push(contender),
@@ -177,14 +189,17 @@ impl Settings {
                 }
             }
         }
+        let is_loaded = |it: &Contender| it.is_served() && it.below_file_system().is_none();
+        let is_loaded = description.has_target() && contenders.iter().any(is_loaded);
+        if let Some(why) = self.no_fio(packages::missing("fio")).filter(|_| is_loaded) {
+            leave(&"fio", &why);
+        }
         let through = contenders.iter().position(|it| *it == Contender::UcryptLoopExt4);
         if let Some(at) = through.filter(|_| !contenders.contains(&Contender::LoopExt4)) {
             contenders.insert(at, Contender::LoopExt4);
         }
-        let of_loop = description.method == Method::Tree && !contenders.is_empty();
-        if of_loop && !contenders.contains(&Contender::Loop) {
-            // What run times are compared with.
-            contenders.insert(0, Contender::Loop);
+        if description.method == Method::Tree {
+            add_ceilings_of_tree(&mut contenders);
         }
         let mut plan = Plan {
             description,
@@ -254,9 +269,9 @@ impl Settings {
                 }
                 let below = contender.below_file_system();
                 let started = [Some(contender), below].into_iter().flatten();
-                programs.extend(started.filter_map(|it| it.program().map(|(program, _)| program)));
+                programs.extend(started.filter_map(Contender::program));
                 if contender.is_dm_crypt() {
-                    programs.extend(Contender::Loop.program().map(|(program, _)| program));
+                    programs.extend(Contender::Loop.program());
                 }
                 if description.method == Method::Tree {
                     let cells = description.cells(self.scale);
@@ -302,7 +317,10 @@ impl Settings {
         {
             return Some(why);
         }
+        let on = self.on_for(description);
+        let is_on_device = on.is_device() && description.has_target();
         if contender.attaches_loop()
+            && !(is_on_device && contender.is_dm_crypt())
             && let Some(why) = served::no_block_devices()
         {
             return Some(why);
@@ -336,17 +354,29 @@ impl Settings {
         if self.generator == Generator::Dd && contender.is_nbd() {
             return Some("dd has no way to NBD; use another --load".into());
         }
-        let on = self.on_for(description);
+        if is_on_device {
+            let why = "it encrypts files in a directory, and a block device has none; run on a directory \
+                       (--on)";
+            return (contender == Contender::Gocryptfs).then(|| why.into());
+        }
         if on.scratch_dir().is_none() {
             return Some(format!(
                 "servers need scratch images beside the target, and {on} has no directory; run on \
-                 memory, a file or a directory (--on)"
+                 memory, a file, a directory or a block device (--on)"
             ));
         }
         None
     }
 
-    fn other_build(&self) -> Option<&Path> {
+    /// What a run lacks without fio, which is `missing`.
+    fn no_fio(&self, missing: Option<String>) -> Option<String> {
+        let why = missing.filter(|_| self.generator == Generator::BuiltIn)?;
+        let lacks = "the lab's own generator makes the load on servers, and their processor times are \
+                     left out";
+        Some(format!("{why}; {lacks}"))
+    }
+
+    pub(crate) fn other_build(&self) -> Option<&Path> {
         self.before.as_ref().map(|before| before.command.as_path())
     }
 
@@ -417,7 +447,7 @@ impl Settings {
             (Method::Tree, Scale::Full) => 40.0,
             (Method::Tree, Scale::Quick) => 6.0,
             (Method::Drives, Scale::Full) => 20.0,
-            (Method::Drives, Scale::Quick) => 3.0,
+            (Method::Drives, Scale::Quick) => 1.0,
             _ => {
                 let times = self.times(description.method);
                 let load = (times.ramp + times.measured).as_secs_f64() + STEP_S;
@@ -431,11 +461,17 @@ impl Settings {
     }
 }
 
-/// That the program which a contender starts is missing, with the remedy.
-fn missing_program(contender: Contender) -> Option<String> {
-    let (program, package) = contender.program()?;
-    (!process::is_installed(program))
-        .then(|| format!("{program} is not installed; install it with: apt-get install {package}"))
+/// Adds what the run times of file systems are compared with, and the null cipher where ours encrypt.
+fn add_ceilings_of_tree(contenders: &mut Vec<Contender>) {
+    if !contenders.is_empty() && !contenders.contains(&Contender::Loop) {
+        contenders.insert(0, Contender::Loop);
+    }
+    let null = Contender::Ours(Server::new(Way::Loop).plain());
+    let is_ours = |it: &Contender| it.ours().is_some_and(|server| server.image != Image::Plain);
+    let first = contenders.iter().position(is_ours);
+    if let Some(at) = first.filter(|_| !contenders.contains(&null)) {
+        contenders.insert(at, null);
+    }
 }
 
 /// Virtual time gives the same result each time.
@@ -477,7 +513,8 @@ pub fn extent(about: &About, records: &[Record]) -> Extent {
         cells.retain(|cell| left_out.clone().all(|left| left.what != cell.name));
         if !is_touched {
             // Where nobody can take part, the notes say why.
-            if left_out.next().is_none() {
+            let has_turns = !contenders.is_empty() && !cells.is_empty();
+            if has_turns || left_out.next().is_none() {
                 extent.untouched.push(description.name);
             }
             continue;
@@ -709,9 +746,8 @@ impl Stage {
                 let trees = match &mut self.trees {
                     Some(trees) => trees,
                     none => {
-                        let builds = (around.ucrypt, settings.other_build());
-                        let with = (builds, around.left);
-                        none.insert(Trees::new(settings.scale, with, (around.stop, filling))?)
+                        let with = (around.ucrypt, around.left);
+                        none.insert(Trees::new(about, with, (around.stop, filling))?)
                     }
                 };
                 trees.run(contender, &cell.name, around.stop)
@@ -724,7 +760,10 @@ impl Stage {
                 let images = if let Some(images) = &self.images {
                     images
                 } else {
-                    let dir = settings.on.scratch_dir().ok_or_else(|| {
+                    // Beside a block device there is but its headers.
+                    let on_device = || settings.on.is_device().then(std::env::temp_dir);
+                    let dir = settings.on.scratch_dir().map(Path::to_owned).or_else(on_device);
+                    let dir = dir.ok_or_else(|| {
                         io::Error::other("there is no directory for scratch images")
                     })?;
                     let service = Service {
@@ -734,11 +773,13 @@ impl Stage {
                         generator: settings.generator,
                         left: around.left,
                         remedy: "use a smaller --size",
+                        device: Some(around.target),
                     };
                     let how = (around.stop, filling);
-                    self.images.insert(Images::make(dir, settings.len, service, how)?)
+                    self.images.insert(Images::make(&dir, settings.len, service, how)?)
                 };
-                images.run(contender, load, around.stop)
+                images.prepare(contender, around.stop)?;
+                around.target.lend(|| images.run(contender, load, around.stop))
             }
             method => {
                 let bench = match &mut self.bench {
@@ -754,6 +795,7 @@ impl Stage {
                         none.insert(bench)
                     }
                 };
+                around.target.claim()?;
                 bench.run(contender, load, around.stop)
             }
         }
@@ -841,6 +883,17 @@ mod tests {
     }
 
     #[test]
+    fn a_run_without_fio_says_which_package_has_it_and_what_is_left_out() {
+        let missing = || Some("fio is not installed; install it with: apt-get install fio".into());
+        let said = settings(Generator::BuiltIn).no_fio(missing()).expect("it is missing");
+        assert!(said.contains("apt-get install fio; "), "{said}");
+        assert!(said.contains("processor times are left out"), "{said}");
+        // Who asked for dd does not miss it.
+        assert_eq!(settings(Generator::Dd).no_fio(missing()), None);
+        assert_eq!(settings(Generator::BuiltIn).no_fio(None), None);
+    }
+
+    #[test]
     fn another_build_takes_part_in_exports_and_where_it_is_named() {
         let of = |experiment: &str, against: Option<&str>, is_named| {
             let command = "/usr/bin/ucrypt".into();
@@ -924,7 +977,8 @@ mod tests {
         assert!(left_out.contains(&"raw") && left_out.contains(&"ucrypt-nbd"), "{left_out:?}");
         let ours = "ucrypt-loop:inline".parse().expect("a contender");
         if !left_out.contains(&"ucrypt-loop:inline") {
-            assert_eq!(plan.contenders, [Contender::Loop, ours]);
+            let null = "ucrypt-loop-none".parse().expect("a contender");
+            assert_eq!(plan.contenders, [Contender::Loop, null, ours]);
         }
         // What cannot run at all leaves no ceiling behind that runs alone.
         let none = Settings { against: Some(vec![Contender::Raw]), ..settings };
@@ -1081,6 +1135,7 @@ mod tests {
             started_s: 1,
             left_out: Vec::new(),
             contenders: BTreeMap::new(),
+            simulated: None,
         };
         let out = dir.path().join("out");
         let mut store = Store::create(&out, &about).expect("a directory");

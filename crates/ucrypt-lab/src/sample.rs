@@ -7,6 +7,8 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::pressure::{Pressure, Waited};
+
 /// The result of one measurement of one contender in one cell.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Sample {
@@ -130,9 +132,11 @@ impl Processor {
 pub struct Disturbance {
     /// Time that the host of this virtual machine took (`/proc/stat`, steal).
     pub steal: f64,
-    /// Time of processes that do not belong to the measurement. `/proc/pressure/cpu` and the load average
-    /// tell no more: they count the measurement's own threads that wait for each other.
+    /// Time of processes that do not belong to the measurement.
     pub others: f64,
+    /// For how long tasks waited, those of the measurement among them.
+    #[serde(default)]
+    pub pressure: Pressure,
 }
 
 impl Disturbance {
@@ -240,6 +244,11 @@ pub struct Own {
 }
 
 impl Own {
+    /// Whether threads of the kernel serve it.
+    fn is_by_kernel(&self) -> bool {
+        self.loop_device.is_some() || self.mapped.is_some()
+    }
+
     /// Whether a thread of the kernel serves a device of the measurement, by its name: kworker/u8:3-loop0,
     /// loop0, kworker/u8:1-kcryptd-254:0-1, `dmcrypt_write/254:0`.
     fn is_served_by(&self, name: &str) -> bool {
@@ -257,6 +266,7 @@ impl Own {
 pub struct Watch {
     started: Instant,
     before: Counters,
+    waited: Waited,
     own: Own,
     /// The kernel's threads that may serve a loop device, and the time that each had spent.
     threads: HashMap<u32, u64>,
@@ -265,10 +275,10 @@ pub struct Watch {
 impl Watch {
     /// Starts now.
     pub fn start(own: Own) -> Self {
-        let threads = own.loop_device.as_ref().map_or_else(HashMap::new, |_| {
-            kernel_threads().into_iter().map(|thread| (thread.pid, thread.ticks)).collect()
-        });
-        Self { started: Instant::now(), before: counters(own.server), own, threads }
+        let threads = if own.is_by_kernel() { kernel_threads() } else { Vec::new() };
+        let threads = threads.into_iter().map(|thread| (thread.pid, thread.ticks)).collect();
+        let (before, waited) = (counters(own.server), Waited::now());
+        Self { started: Instant::now(), before, waited, own, threads }
     }
 
     /// Starts now, while a `program` of ours is under way, whose time until now is not of the measurement: it becomes
@@ -291,10 +301,12 @@ impl Watch {
     /// What happened since the start.
     pub fn end(&self) -> Disturbance {
         let mut after = counters(self.own.server);
-        if self.own.loop_device.is_some() {
+        if self.own.is_by_kernel() {
             after.own += served_by(&self.own, &self.threads, &kernel_threads());
         }
-        disturbance(&self.before, &after)
+        let elapsed_us = self.started.elapsed().as_secs_f64() * 1e6;
+        let pressure = self.waited.until(&Waited::now(), elapsed_us);
+        Disturbance { pressure, ..disturbance(&self.before, &after) }
     }
 }
 
@@ -337,7 +349,11 @@ fn disturbance(before: &Counters, after: &Counters) -> Disturbance {
     let steal = gone(|it| it.steal);
     let others = least(total - gone(|it| it.idle) - steal - gone(|it| it.own));
     let steal = least(steal);
-    Disturbance { steal: (steal / total).clamp(0.0, 1.0), others: (others / total).clamp(0.0, 1.0) }
+    Disturbance {
+        steal: (steal / total).clamp(0.0, 1.0),
+        others: (others / total).clamp(0.0, 1.0),
+        ..Disturbance::default()
+    }
 }
 
 /// In ticks of the kernel's clock. What cannot be read counts as nothing.

@@ -4,6 +4,10 @@
 //! 512 bits, sectors of 512 bytes), which is what all peers open but gocryptfs, which has a format of
 //! its own and holds them in a file. Some servers of ours take a LUKS2 volume with sectors of 4096 bytes. Servers are started anew for each
 //! measurement, with their defaults. A server that answers nothing is killed.
+//!
+//! On a block device there is one image for all: each has the device for itself in its turn, and the same bytes of it. The
+//! turn of who reads a LUKS header begins with that header being written to the start of the device, where the turn of
+//! who reads none may write data.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -26,6 +30,7 @@ use crate::bounded::{self, Work};
 use crate::contender::Contender;
 use crate::dd;
 use crate::fio::{self, Address};
+use crate::held::Held;
 use crate::load::{self, INTERRUPTED, Load, PATIENCE, Place, SLOW_BYTES_S};
 use crate::mounted;
 use crate::nbd_client::NbdClient;
@@ -33,6 +38,7 @@ use crate::ours::{Build, Image, Server, Way};
 use crate::process::{self, Running};
 use crate::sample::{Own, Sample, Watch};
 use crate::shell;
+use crate::target;
 
 /// How long a server may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -110,7 +116,7 @@ pub(crate) const THROUGH_CACHE: &str = "its files through the page cache";
 const HEADER_BYTES: u64 = 4 << 20;
 
 /// Where the data of the LUKS2 image begins, in bytes: where cryptsetup begins them.
-const LUKS2_DATA_BYTES: u64 = 16 << 20;
+const LUKS2_DATA_BYTES: u64 = target::HEADER_BYTES;
 
 /// Bytes of the images of these contenders for `len` bytes of data.
 pub(crate) fn bytes_of_images(len: u64, contenders: &[Contender]) -> u64 {
@@ -130,7 +136,7 @@ pub(crate) fn bytes_of_images(len: u64, contenders: &[Contender]) -> u64 {
 pub type Filling<'a> = &'a dyn Fn(u64, u64);
 
 /// How images are made and served.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Service<'a> {
     /// The command `ucrypt`.
     pub ucrypt: &'a Path,
@@ -144,6 +150,8 @@ pub struct Service<'a> {
     pub left: &'a Left,
     /// What the user can do if there is no room.
     pub remedy: &'a str,
+    /// The target of the run, if it is to be served itself where it is a block device.
+    pub device: Option<&'a Held>,
 }
 
 /// Scratch images on one storage; removed when dropped, unless a server still needs them.
@@ -155,6 +163,8 @@ pub struct Images {
     direct: bool,
     generator: Generator,
     left: Left,
+    /// Is served instead of images, which are its headers then.
+    device: Option<(PathBuf, File)>,
 }
 
 impl Drop for Images {
@@ -197,13 +207,16 @@ impl Images {
         service: Service<'_>,
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        crate::target::room(parent, bytes_of_images(len, &[]), service.remedy)?;
+        let device = service.device.map(Held::block_device).transpose()?.flatten();
+        if device.is_none() {
+            target::room(parent, bytes_of_images(len, &[]), service.remedy)?;
+        }
         let dir = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(parent)?;
         let Service { ucrypt, before, direct, generator, left, .. } = service;
         let (ucrypt, before, left) = (ucrypt.into(), before.map(Into::into), left.clone());
-        let images = Self { dir, ucrypt, before, len, direct, generator, left };
+        let images = Self { dir, ucrypt, before, len, direct, generator, left, device };
         fs::write(images.path("passphrase"), "the passphrase of scratch images")?;
-        File::create(images.path("luks.img"))?.set_len(len + HEADER_BYTES)?;
+        File::create(images.path("luks.img"))?.set_len(HEADER_BYTES + images.len_beside())?;
         let mut format = program(&images.ucrypt);
         format
             .args(["luksFormat", "-q", "--type", "luks1", "--cipher", "aes-xts-plain64"])
@@ -221,11 +234,54 @@ impl Images {
                 "the header of the scratch image is longer than expected",
             ));
         }
+        if let Some((_, device)) = &images.device {
+            luks.set_len(data)?;
+            let all = LUKS2_DATA_BYTES + len;
+            images.fill(device, (0, all), (stop, progress))?;
+            return Ok(images);
+        }
         luks.set_len(data + len)?;
-        images.fill(&luks, data, (stop, &|done, all| progress(done, 2 * all)))?;
+        images.fill(&luks, (data, len), (stop, &|done, all| progress(done, 2 * all)))?;
         let raw = File::create(images.path("raw.img"))?;
-        images.fill(&raw, 0, (stop, &|done, all| progress(all + done, 2 * all)))?;
+        images.fill(&raw, (0, len), (stop, &|done, all| progress(all + done, 2 * all)))?;
         Ok(images)
+    }
+
+    /// Bytes of data in the file of an image. For a device the file is its header, which is made with some data behind
+    /// it.
+    fn len_beside(&self) -> u64 {
+        if self.device.is_some() { 1 << 20 } else { self.len }
+    }
+
+    /// What is served without a cipher.
+    fn raw(&self) -> PathBuf {
+        self.device.as_ref().map_or_else(|| self.path("raw.img"), |(device, _)| device.clone())
+    }
+
+    /// The LUKS1 image.
+    fn luks(&self) -> PathBuf {
+        self.device.as_ref().map_or_else(|| self.path("luks.img"), |(device, _)| device.clone())
+    }
+
+    /// On a device, writes the header that a contender reads to its start.
+    ///
+    /// # Errors
+    /// Those of writing, or `stop` is set.
+    pub(crate) fn prepare(&self, contender: Contender, stop: &AtomicBool) -> io::Result<()> {
+        let Some((_, device)) = &self.device else { return Ok(()) };
+        let below = contender.below_file_system().unwrap_or(contender);
+        let image = match below.ours() {
+            Some(server) => server.image,
+            None if below.is_peer() => Image::Sectors512,
+            None => Image::Plain,
+        };
+        let header = match image {
+            Image::Plain => return Ok(()),
+            Image::Sectors512 => self.path("luks.img"),
+            Image::Sectors4096 => self.luks2(stop)?,
+        };
+        device.write_all_at(&fs::read(header)?, 0)?;
+        device.sync_all()
     }
 
     /// The build that a server of ours is of.
@@ -239,16 +295,24 @@ impl Images {
 
     /// An image that a server of ours takes. That with sectors of 4096 bytes is made for the first of them.
     fn image(&self, image: Image, stop: &AtomicBool) -> io::Result<PathBuf> {
-        let path = match image {
-            Image::Plain => return Ok(self.path("raw.img")),
-            Image::Sectors512 => return Ok(self.path("luks.img")),
-            Image::Sectors4096 => self.path("luks2.img"),
-        };
+        match image {
+            Image::Plain => Ok(self.raw()),
+            Image::Sectors512 => Ok(self.luks()),
+            Image::Sectors4096 => {
+                let path = self.luks2(stop)?;
+                Ok(self.device.as_ref().map_or(path, |(device, _)| device.clone()))
+            }
+        }
+    }
+
+    /// The LUKS2 image, or its header for a device. It is made once.
+    fn luks2(&self, stop: &AtomicBool) -> io::Result<PathBuf> {
+        let path = self.path("luks2.img");
         if fs::metadata(&path).is_ok() {
             return Ok(path);
         }
-        let bytes = LUKS2_DATA_BYTES + self.len;
-        crate::target::room(self.dir.path(), bytes, "use a smaller --size")?;
+        let bytes = LUKS2_DATA_BYTES + self.len_beside();
+        target::room(self.dir.path(), bytes, "use a smaller --size")?;
         // Under its own name when it is whole.
         let unfinished = self.path("luks2.img.new");
         File::create(&unfinished)?.set_len(bytes)?;
@@ -263,7 +327,11 @@ impl Images {
             .arg(&unfinished);
         process::run(&mut format, self.dir.path(), START_LIMIT, stop)?;
         let file = File::options().read(true).write(true).open(&unfinished)?;
-        self.fill(&file, LUKS2_DATA_BYTES, (stop, &|_, _| {}))?;
+        if self.device.is_some() {
+            file.set_len(LUKS2_DATA_BYTES)?;
+        } else {
+            self.fill(&file, (LUKS2_DATA_BYTES, self.len), (stop, &|_, _| {}))?;
+        }
         fs::rename(unfinished, &path)?;
         Ok(path)
     }
@@ -275,16 +343,17 @@ impl Images {
     fn fill(
         &self,
         file: &File,
-        offset: u64,
+        (offset, len): (u64, u64),
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<()> {
         let failed = |error: io::Error| {
-            let dir = self.dir.path().display();
-            io::Error::new(error.kind(), format!("cannot write to {dir}: {error}"))
+            let place = self.device.as_ref().map_or(self.dir.path(), |(device, _)| device);
+            let place = place.display();
+            io::Error::new(error.kind(), format!("cannot write to {place}: {error}"))
         };
         // Few disks write a file as slowly as that.
-        let limit = PATIENCE + Duration::from_secs(4 * self.len / SLOW_BYTES_S);
-        let (file, len) = (file.try_clone()?, self.len);
+        let limit = PATIENCE + Duration::from_secs(4 * len / SLOW_BYTES_S);
+        let file = file.try_clone()?;
         let done = Arc::new(AtomicU64::new(0));
         let written = done.clone();
         let work: Work<()> = Box::new(move |stop| fill(&file, (offset, len), stop, &written));
@@ -339,7 +408,7 @@ impl Images {
     /// Starts a contender.
     fn serve(&self, contender: Contender, stop: &AtomicBool) -> io::Result<Served> {
         if contender == Contender::File {
-            let address = Address::Path(self.path("raw.img"));
+            let address = Address::Path(self.raw());
             return Ok(Served { address, own: Own::default(), _end: End::Nothing });
         }
         if contender.is_device() {
@@ -394,7 +463,7 @@ impl Images {
             return Ok(());
         }
         // Its file is as long as each of the images.
-        crate::target::room(self.dir.path(), self.len, "use a smaller --size")?;
+        target::room(self.dir.path(), self.len, "use a smaller --size")?;
         fs::create_dir_all(&dir)?;
         let mut init = process::program("gocryptfs");
         // The least cost of a key derivation.
@@ -409,11 +478,13 @@ impl Images {
             return Ok(());
         }
         let file = File::create(path)?;
-        self.fill(&file, 0, (stop, &|_, _| {}))
+        self.fill(&file, (0, self.len), (stop, &|_, _| {}))
     }
 
     fn command(&self, contender: Contender, place: &Path) -> io::Result<Command> {
-        let (raw, luks) = (self.path("raw.img"), self.path("luks.img"));
+        let (raw, luks) = (self.raw(), self.luks());
+        // QEMU's driver of files refuses devices.
+        let driver = if self.device.is_some() { "host_device" } else { "file" };
         let key = self.path("passphrase");
         // QEMU's options end at a comma that is not doubled.
         let qemu = |path: &Path| path.display().to_string().replace(',', ",,");
@@ -426,7 +497,7 @@ impl Images {
                     "--object".into(),
                     format!("secret,id=key,file={qemu_key}"),
                     "--blockdev".into(),
-                    format!("driver=file,node-name=file,filename={qemu_luks}{direct}"),
+                    format!("driver={driver},node-name=file,filename={qemu_luks}{direct}"),
                     "--blockdev".into(),
                     "driver=luks,node-name=luks,file=file,key-secret=key".into(),
                     "--export".into(),
@@ -444,7 +515,7 @@ impl Images {
                     format!("secret,id=key,file={qemu_key}"),
                     "--image-opts".into(),
                     format!(
-                        "driver=luks,key-secret=key,file.driver=file,file.filename={qemu_luks}{direct}"
+                        "driver=luks,key-secret=key,file.driver={driver},file.filename={qemu_luks}{direct}"
                     ),
                     "--persistent".into(),
                     "--shared=32".into(),
@@ -520,13 +591,13 @@ impl Images {
     fn copying(&self, way: Way, place: &Path) -> Command {
         let mut command = program(&self.ucrypt);
         command.args(["lab", "copy", if way == Way::Nbd { "nbd" } else { "fuse" }]);
-        command.arg(self.path("raw.img")).arg(place);
+        command.arg(self.raw()).arg(place);
         command
     }
 
     /// Attaches a loop device.
     fn attach(&self, contender: Contender, stop: &AtomicBool) -> io::Result<Served> {
-        let (device, own, end) = self.attached(contender, self.path("raw.img"), stop)?;
+        let (device, own, end) = self.attached(contender, self.raw(), stop)?;
         Ok(Served { address: Address::Path(device), own, _end: end })
     }
 
@@ -588,7 +659,8 @@ impl Images {
             losetup.arg("--direct-io=on");
         }
         losetup.arg(&raw);
-        let end = End::Losetup { image: raw, dir: dir.into(), left, _below: below };
+        let known = loops_over(&raw);
+        let end = End::Losetup { image: raw, known, dir: dir.into(), left, _below: below };
         let said = process::output(&mut losetup, dir, START_LIMIT, &TO_THE_END)?;
         if stop.load(Ordering::Relaxed) {
             return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
@@ -604,10 +676,13 @@ impl Images {
         Ok((device, Own { loop_device: Some(name), ..Own::default() }, end))
     }
 
-    /// Opens the LUKS image by the kernel's dm-crypt, over a loop device.
+    /// Opens the LUKS image by the kernel's dm-crypt: over a loop device, or on the block device itself.
     fn mapped(&self, inline: bool, stop: &AtomicBool) -> io::Result<(PathBuf, Own, End)> {
         let dir = self.dir.path();
-        let (below, own, end) = self.attached(Contender::Loop, self.path("luks.img"), stop)?;
+        let (below, own, end) = match &self.device {
+            Some((device, _)) => (device.clone(), Own::default(), End::Nothing),
+            None => self.attached(Contender::Loop, self.luks(), stop)?,
+        };
         // The name of a device is the whole machine's.
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut open = cryptsetup();
@@ -641,7 +716,7 @@ impl Images {
         contender: Contender,
         stop: &AtomicBool,
     ) -> io::Result<(PathBuf, Own, impl Drop + use<>)> {
-        self.attached(contender, self.path("raw.img"), stop)
+        self.attached(contender, self.raw(), stop)
     }
 
     /// The directory of the images.
@@ -895,6 +970,8 @@ enum End {
     /// What is below ends after it.
     Losetup {
         image: PathBuf,
+        /// Loop devices that others had over it before.
+        known: Vec<PathBuf>,
         dir: PathBuf,
         left: Left,
         _below: Option<Box<End>>,
@@ -981,16 +1058,17 @@ impl Drop for End {
                     );
                 }
             }
-            Self::Losetup { image, dir, left, .. } => {
+            Self::Losetup { image, known, dir, left, .. } => {
+                let ours = || loops_over(image).into_iter().filter(|it| !known.contains(it));
                 // A device in use is detached when its last user has gone.
                 let detach = || {
-                    for device in loops_over(image) {
+                    for device in ours() {
                         process::succeeds(process::program("losetup").arg("--detach").arg(device));
                     }
-                    loops_over(image).is_empty()
+                    ours().next().is_none()
                 };
                 if !insist(CLOSE_LIMIT, detach) {
-                    for device in loops_over(image) {
+                    for device in ours() {
                         let device = device.display();
                         left.note(dir, format!(
                             "{device} over {} is still in use; end its users, then: losetup --detach \
@@ -1089,7 +1167,8 @@ mod tests {
         let dir = tempfile::Builder::new().tempdir_in(parent).expect("a directory");
         let ucrypt = PathBuf::from("ucrypt");
         let (generator, left) = (Generator::BuiltIn, Left::default());
-        Images { dir, ucrypt, before: None, len: 1 << 20, direct: true, generator, left }
+        let (before, device) = (None, None);
+        Images { dir, ucrypt, before, len: 1 << 20, direct: true, generator, left, device }
     }
 
     #[test]

@@ -111,19 +111,19 @@ fn least(ours: Contender, other: Contender, method: Method) -> Option<f64> {
 }
 
 impl Short {
-    /// Compares the contenders of a cell.
+    /// Compares the contenders of a cell. `is_virtual`: it was measured in virtual time, which gives the same figure each
+    /// time.
     pub(crate) fn add(
         &mut self,
         description: &'static Description,
         cell: &Cell,
         all: &[(Contender, Rounds<'_>)],
+        is_virtual: bool,
     ) {
         let pairs = all.iter().flat_map(|ours| all.iter().map(move |other| (ours, other)));
         for ((ours, rounds), (other, others)) in pairs {
             let Some(least) = least(*ours, *other, description.method) else { continue };
             let Some(speed) = ratio(rounds, others) else { continue };
-            // Virtual time gives the same figure each time.
-            let is_virtual = description.method == Method::Drives;
             let is_slower = speed.median < least;
             let mut is_telling = is_virtual;
             for (what, merit, class) in MERITS {
@@ -200,7 +200,7 @@ mod tests {
             .map(|(of, samples)| (*of, (0..).zip(samples).collect::<Rounds<'_>>()))
             .collect();
         let mut short = Short::default();
-        short.add(description, &cell, &rounds);
+        short.add(description, &cell, &rounds, false);
         let found = short.found().shortfalls;
         let rows: Vec<_> = found
             .iter()
@@ -252,7 +252,7 @@ mod tests {
             let rounds = |sample| (0..3).map(|round| (round, sample)).collect();
             let all = [(named("ucrypt"), rounds(&ours)), (named("ucrypt:inline"), rounds(&other))];
             let mut short = Short::default();
-            short.add(by_name("workqueues").expect("an experiment"), &cell, &all);
+            short.add(by_name("workqueues").expect("an experiment"), &cell, &all, false);
             let found = short.found();
             assert_eq!((found.compared, found.telling), (1, 1));
             found.shortfalls.into_iter().map(|it| (it.what, it.ratio.median)).collect::<Vec<_>>()

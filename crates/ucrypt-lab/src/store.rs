@@ -144,6 +144,9 @@ pub struct About {
     /// Who takes part, by experiment.
     #[serde(default)]
     pub contenders: BTreeMap<String, Vec<Contender>>,
+    /// The machine of which a model was measured in virtual time (`lab sim --preset`); `None` of a run on this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<String>,
 }
 
 #[cfg(test)]
@@ -153,7 +156,8 @@ impl About {
         let target = crate::held::Held::take(&Target::Memory, 0).expect("memory");
         let (machine, storage) = (Machine::default(), target.storage().expect("memory"));
         let (left_out, contenders) = (Vec::new(), BTreeMap::new());
-        Self { settings, machine, storage, started_s: 1_763_900_000, left_out, contenders }
+        let (started_s, simulated) = (1_763_900_000, None);
+        Self { settings, machine, storage, started_s, left_out, contenders, simulated }
     }
 }
 
@@ -234,6 +238,11 @@ impl Store {
         // What is no run stays as it is.
         let about = read(dir)?.about;
         about.settings.check().map_err(|error| invalid(format!("{ABOUT}: {error}")))?;
+        if about.simulated.is_some() {
+            return Err(invalid(
+                "it holds a simulation; begin another one (lab sim --preset)".into(),
+            ));
+        }
         let path = dir.join(RESULTS);
         let mut results = File::options().create(true).append(true).open(&path)?;
         lock(&results)?;

@@ -149,6 +149,10 @@ pub(crate) fn no_memory(len: u64) -> Option<String> {
     (len > *MOST).then(why)
 }
 
+/// Bytes at the start of a block device that the header of an encrypted image takes, in a turn of who has one there. So
+/// many behind those that a run uses belong to it, too. As many as cryptsetup keeps free for a LUKS2 header.
+pub(crate) const HEADER_BYTES: u64 = 16 << 20;
+
 /// Bytes that have to stay free beside scratch files.
 pub(crate) const SPARE: u64 = 64 << 20;
 
@@ -237,6 +241,11 @@ impl Target {
         }
     }
 
+    /// Whether it is a block device, on which servers work themselves, instead of on images beside it.
+    pub fn is_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
     /// Whether its data lies in memory, so that direct I/O means nothing.
     pub fn is_memory(&self) -> bool {
         matches!(self, Self::Memory | Self::Zero | Self::Model(_))
@@ -251,15 +260,16 @@ impl Target {
         let len = match self {
             Self::File(path) | Self::Device(path) => {
                 let backend = FileBackend::open(path, file_options())?;
-                let limits = backend.limits();
-                if limits.len < LEN_MIN {
+                let header = if self.is_device() { HEADER_BYTES } else { 0 };
+                let most = backend.limits().len;
+                if most < LEN_MIN + header {
                     return Err(TargetError::Room(format!(
-                        "{} has {} bytes; an experiment needs {LEN_MIN} or more",
+                        "{} has {most} bytes; an experiment needs {} or more",
                         path.display(),
-                        limits.len
+                        LEN_MIN + header
                     )));
                 }
-                limits.len.min(len)
+                (most - header).min(len)
             }
             Self::Scratch(path) => {
                 // It may have come since the run was asked for. A link to nothing is there too.

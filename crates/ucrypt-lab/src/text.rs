@@ -7,6 +7,7 @@ use crate::catalogue::{Method, Published};
 use crate::columns::{SPEED, TAIL, of_best, quantile};
 use crate::modes::modes;
 use crate::served::THROUGH_CACHE;
+use crate::sim::VIRTUAL_TIME;
 use crate::sim::history::{Row, Short, Simulation};
 
 /// A figure with as many digits as it is worth.
@@ -46,9 +47,11 @@ pub fn range(spread: Spread) -> String {
 /// What makes a figure doubtful, in a few words; empty if nothing does.
 pub fn doubts(of: &Figure) -> String {
     let mut doubts = Vec::new();
-    if of.seconds.count == 1 {
+    // There is no chance in virtual time.
+    let is_virtual = of.load == VIRTUAL_TIME;
+    if of.seconds.count == 1 && !is_virtual {
         doubts.push("one run".to_owned());
-    } else if (if of.device.is_some() { of.seconds } else { of.mb_s }).is_wide() {
+    } else if !is_virtual && (if of.device.is_some() { of.seconds } else { of.mb_s }).is_wide() {
         // The spread of what is shown: of kernel-tree the time.
         doubts.push("wide spread".to_owned());
     }
@@ -63,11 +66,12 @@ pub fn doubts(of: &Figure) -> String {
     }
     if of.disturbed > 0 {
         doubts.push(format!(
-            "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %)",
+            "{} of {} disturbed (steal up to {:.0} %, others up to {:.0} %{})",
             of.disturbed,
             of.seconds.count,
             of.steal_max * 100.0,
-            of.others_max * 100.0
+            of.others_max * 100.0,
+            of.pressure_max.describe().map_or_else(String::new, |waited| format!("; {waited}"))
         ));
     }
     doubts.join(", ")
@@ -358,6 +362,7 @@ pub fn json(
 mod tests {
     use super::*;
     use crate::page::tests::{analysis, simulated};
+    use crate::pressure::Pressure;
 
     #[test]
     fn every_column_of_the_csv_file_has_a_value_somewhere() {
@@ -393,6 +398,17 @@ mod tests {
             shown.high = shown.median * 1.2;
         }
         assert_eq!(forms(&analysis), [analysis.experiments.len(); 3]);
+    }
+
+    #[test]
+    fn what_tasks_waited_for_stands_where_a_run_is_marked() {
+        let mut analysis = analysis();
+        let of = &mut analysis.experiments[0].cells[0].figures[0];
+        of.pressure_max = Pressure { io: Some(0.5), load: Some(7.0), ..Pressure::default() };
+        assert!(!doubts(of).contains("waited"), "nothing disturbed it");
+        of.disturbed = 1;
+        assert!(doubts(of).contains("waited for storage 50 %"), "{}", doubts(of));
+        assert!(crate::page::html(&analysis, None).contains("load 7.0"));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `kernel-tree`: a tree of source-like files is unpacked, copied three times, removed, and
 //! everything is synced, on a file system over a loop device.
 //!
-//! Images are in memory and filled before, so that no turn pays for pages that the host has not
-//! given yet; file systems are made without discards for the same reason. Each step ends with a sync of
+//! Images are in memory, or in the directory of the run's target, and filled before, so that no turn pays for pages or
+//! blocks that are not there yet; file systems are made without discards for the same reason. The archive is always
+//! in memory: what reaches the disk is the file system's. Each step ends with a sync of
 //! its file system, within the measured time: the page cache holds everything, and what is removed
 //! before it is written never reaches the device, whose writes are counted.
 
@@ -18,11 +19,13 @@ use tempfile::TempDir;
 use crate::catalogue::Scale;
 use crate::contender::Contender;
 use crate::load::INTERRUPTED;
+use crate::packages;
 use crate::process;
 use crate::sample::{Device, Sample, Watch};
 use crate::served::{Filling, Generator, Images, Left, Service, bytes_of_images};
+use crate::store::{About, Settings};
 
-/// Where the images are.
+/// Where the archive is, and the images unless the run is on another directory.
 pub(crate) const MEMORY: &str = "/dev/shm";
 
 /// A turn that takes longer hangs.
@@ -48,6 +51,12 @@ pub(crate) fn maker(file_system: &str) -> &'static str {
         "btrfs" => "mkfs.btrfs",
         _ => "mkfs.ext4",
     }
+}
+
+/// Why a file system cannot be made here, with the remedy; `None` if it can.
+pub(crate) fn no_maker(file_system: &str) -> Option<String> {
+    let (_, make, _) = FILE_SYSTEMS.iter().find(|(known, ..)| *known == file_system)?;
+    packages::missing(make.split(' ').next().unwrap_or_default())
 }
 
 /// $1: the device, $2: how it is mounted, $3: the archive. Prints nanoseconds.
@@ -80,10 +89,21 @@ fn size(scale: Scale) -> (u32, u64) {
 /// Bytes of a file of the archive with what `tar` and file systems add, a little above the average.
 const FILE_BYTES: u64 = 12 << 10;
 
-/// Bytes that the images of these contenders and the archive take. The files of the archive are beside it until it is made.
-pub(crate) fn bytes(scale: Scale, contenders: &[Contender]) -> u64 {
-    let (files, len) = size(scale);
-    bytes_of_images(len, contenders) + 2 * u64::from(files) * FILE_BYTES
+/// Bytes that the images of these contenders take.
+pub(crate) fn image_bytes(scale: Scale, contenders: &[Contender]) -> u64 {
+    bytes_of_images(size(scale).1, contenders)
+}
+
+/// Bytes that the archive takes. Its files are beside it until it is made.
+pub(crate) fn archive_bytes(scale: Scale) -> u64 {
+    2 * u64::from(size(scale).0) * FILE_BYTES
+}
+
+impl Settings {
+    /// The directory of the images.
+    pub(crate) fn tree_dir(&self) -> &Path {
+        self.on.scratch_dir().unwrap_or(Path::new(MEMORY))
+    }
 }
 
 /// The archive and the images.
@@ -95,20 +115,23 @@ pub(crate) struct Trees {
 
 impl Trees {
     pub(crate) fn new(
-        scale: Scale,
-        ((ucrypt, before), left): ((&Path, Option<&Path>), &Left),
+        about: &About,
+        (ucrypt, left): (&Path, &Left),
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<Self> {
-        let (files, len) = size(scale);
-        let remedy = match scale {
+        let settings = &about.settings;
+        let (files, len) = size(settings.scale);
+        let remedy = match settings.scale {
             Scale::Full => "--quick needs less",
             Scale::Quick => "make room there",
         };
-        let memory = Path::new(MEMORY);
-        let generator = Generator::BuiltIn;
-        let service = Service { ucrypt, before, direct: false, generator, left, remedy };
-        let images = Images::make(memory, len, service, (stop, progress))?;
-        let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(memory)?;
+        let (before, direct) = (settings.other_build(), about.storage.direct);
+        let (generator, device) = (Generator::BuiltIn, None);
+        // Of memory and of a block device, images are in memory.
+        let direct = direct && settings.on.scratch_dir().is_some();
+        let service = Service { ucrypt, before, direct, generator, left, remedy, device };
+        let images = Images::make(settings.tree_dir(), len, service, (stop, progress))?;
+        let archive = tempfile::Builder::new().prefix("ucrypt-lab-").tempdir_in(MEMORY)?;
         make_archive(archive.path(), files, stop)?;
         Ok(Self { images, archive })
     }
@@ -124,10 +147,6 @@ impl Trees {
             .into_iter()
             .find(|(known, ..)| *known == name)
             .ok_or_else(|| io::Error::other(format!("no file system is called {name}")))?;
-        let program = make.split(' ').next().unwrap_or_default();
-        if !process::is_installed(program) {
-            return Err(io::Error::other(format!("{program} is not installed")));
-        }
         let dir = self.images.dir();
         let (device, own, _end) = self.images.device(contender, stop)?;
         let mut words = make.split(' ');

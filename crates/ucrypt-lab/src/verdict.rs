@@ -7,6 +7,7 @@ use crate::catalogue::{Description, EXPORTS, Method, size_name};
 use crate::contender::Contender;
 use crate::modes::modes;
 use crate::ours::{Server, Way};
+use crate::sim::drives::ceiling_gb_s;
 
 const ADAPTIVE: Contender = Contender::Ucrypt(PolicyKind::Adaptive);
 
@@ -95,21 +96,24 @@ pub(crate) fn of(description: &Description, cells: &[CellFigures]) -> String {
             }
         }
         Method::Tree => tree_verdict(cells).unwrap_or_else(none),
-        Method::Drives => {
-            let seen: Vec<String> = cells
-                .iter()
-                .filter_map(|cell| {
-                    let figure = find(cell, ADAPTIVE)?;
-                    Some(format!("{}: {:.1} GB/s", cell.cell.name, figure.mb_s.median / 1000.0))
-                })
-                .collect();
-            if seen.is_empty() {
-                none()
-            } else {
-                format!("Adaptive, in virtual time: {}. {}", seen.join("; "), against_fixed(cells))
-            }
-        }
+        Method::Drives => drives(cells).unwrap_or_else(none),
     }
+}
+
+/// Adaptive on many drives, below its ceiling.
+fn drives(cells: &[CellFigures]) -> Option<String> {
+    let seen = cells.iter().filter_map(|cell| {
+        let figure = find(cell, ADAPTIVE)?;
+        Some(format!("{}: {:.1} GB/s", cell.cell.name, figure.mb_s.median / 1000.0))
+    });
+    let seen = seen.collect::<Vec<_>>().join("; ");
+    (!seen.is_empty()).then(|| {
+        format!(
+            "Adaptive, in virtual time: {seen}; the ceiling is the cipher of all cores, {:.1} GB/s. {}",
+            ceiling_gb_s(),
+            against_fixed(cells)
+        )
+    })
 }
 
 /// What each server leaves of the image's speed, and what it adds to a lone request.

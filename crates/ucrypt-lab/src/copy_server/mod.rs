@@ -7,7 +7,7 @@ mod fuse;
 mod nbd;
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -58,8 +58,9 @@ impl Image {
     fn open(path: &Path) -> io::Result<Self> {
         let direct = i32::try_from(OFlags::DIRECT.bits()).map_err(io::Error::other)?;
         let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
-        let cached = open(0)?;
-        let len = cached.metadata()?.len();
+        let mut cached = open(0)?;
+        // Of a block device, too.
+        let len = cached.seek(SeekFrom::End(0))?;
         let direct = match open(direct) {
             // There is no direct I/O on older tmpfs.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => cached.try_clone()?,

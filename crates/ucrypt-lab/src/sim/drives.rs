@@ -8,6 +8,7 @@ use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
@@ -31,9 +32,9 @@ use super::history::Changes;
 /// speed make the 56 GB/s of the fastest row. The number of drives is chosen. Nobody published
 /// whether hyper-threads were on: here every core has a cipher unit of its own, and
 /// [`Changes::threads_per_core`] shares them.
-const CORES: u32 = 40;
+pub(super) const CORES: u32 = 40;
 const DRIVES: u32 = 20;
-const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.4, ns_per_call: 60 };
+pub(super) const CIPHER: CipherModel = CipherModel { ns_per_byte: 1.0 / 1.4, ns_per_call: 60 };
 
 /// Bytes of a drive.
 const LEN: u64 = 8 << 30;
@@ -104,6 +105,12 @@ pub(crate) fn is_fitted(cell: &Cell, policy: &str) -> bool {
     [(ONE, "inline"), (MANY, "unbound")].contains(&(cell.name.as_str(), policy))
 }
 
+/// The ceiling of every policy in GB/s: the ciphers of all cores. Without a cipher there is none, because the drives take
+/// no time.
+pub(crate) fn ceiling_gb_s() -> f64 {
+    f64::from(CORES) / CIPHER.ns_per_byte
+}
+
 /// Runs a cell under the policy of a contender, in virtual time, on the machine with the given
 /// changes.
 ///
@@ -118,13 +125,7 @@ pub fn run(
     let Contender::Ucrypt(policy) = contender else {
         return Err(io::Error::other("only ucrypt's policies run in virtual time"));
     };
-    let virtual_ns = changes.virtual_ms.map_or(
-        match scale {
-            Scale::Full => 200_000_000,
-            Scale::Quick => 10_000_000,
-        },
-        |ms| ms * 1_000_000,
-    );
+    let virtual_ns = virtual_ms(scale, changes) * 1_000_000;
     let machine = Machine {
         cores: changes.cores(CORES),
         threads_per_core: changes.threads_per_core(),
@@ -137,26 +138,43 @@ pub fn run(
     machine.run(cell, policy, stop)
 }
 
-/// Runs contenders in cells, given by their place, as many at a time as this machine has cores.
-/// Returns MB/s of each, or why it failed, as [`run`] does.
+/// Virtual time of a run.
+pub(crate) fn virtual_ms(scale: Scale, changes: Changes) -> u64 {
+    changes.virtual_ms.unwrap_or(match scale {
+        Scale::Full => 200,
+        Scale::Quick => 10,
+    })
+}
+
+/// How often the runs that are done are counted.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Runs contenders in cells, given by their place, as many at a time as this machine has cores. `tick` is told how many
+/// are done. Returns MB/s of each, or why it failed, as [`run`] does.
 pub(crate) fn run_all(
     cells: &[Cell],
     runs: &[(usize, Contender)],
     how: (Scale, Changes),
-    stop: &AtomicBool,
+    (stop, tick): (&AtomicBool, &dyn Fn(usize)),
 ) -> Vec<io::Result<f64>> {
-    let next = AtomicUsize::new(0);
+    let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || {
         let mut done = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some((cell, contender)) = runs.get(at) else { return done };
             done.push((at, run(&cells[*cell], *contender, how, stop).map(|sample| sample.mb_s)));
+            ended.fetch_add(1, Ordering::Relaxed);
         }
     };
     let count = thread::available_parallelism().map_or(1, usize::from).min(runs.len());
     let mut all = thread::scope(|scope| {
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
+        while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
+            tick(ended.load(Ordering::Relaxed));
+            thread::sleep(TICK);
+        }
+        tick(runs.len());
         let ended = threads.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
         ended.flatten().collect::<Vec<_>>()
     });
@@ -249,7 +267,7 @@ impl Machine {
         Ok(Sample {
             mb_s: measured.bytes as f64 / 1e6 / seconds,
             seconds,
-            load: "virtual time".into(),
+            load: super::VIRTUAL_TIME.into(),
             ..Sample::of_latencies(&measured.latencies)
         })
     }
@@ -392,7 +410,12 @@ mod tests {
         let go = AtomicBool::new(false);
         let adaptive = Contender::Ucrypt(PolicyKind::Adaptive);
         let runs = [(2, adaptive), (2, Contender::Raw), (2, adaptive)];
-        let speeds = run_all(&cells(), &runs, (Scale::Quick, Changes::default()), &go);
+        let seen = RefCell::new(Vec::new());
+        let tick = |done: usize| seen.borrow_mut().push(done);
+        let how = (Scale::Quick, Changes::default());
+        let speeds = run_all(&cells(), &runs, how, (&go, &tick));
+        let seen = seen.into_inner();
+        assert!(seen.is_sorted() && seen.last() == Some(&runs.len()), "{seen:?}");
         let failed: Vec<_> = speeds.iter().map(Result::is_err).collect();
         assert_eq!(failed, [false, true, false], "{speeds:?}");
         assert!(speeds[0].as_ref().is_ok_and(|mb_s| *mb_s > 0.0), "{speeds:?}");
@@ -437,6 +460,11 @@ mod tests {
         assert!(small.run(cell, PolicyKind::Adaptive, &AtomicBool::new(true)).is_err());
         let how = (Scale::Quick, Changes::default());
         assert!(run(cell, Contender::Raw, how, &go).is_err());
+        for policy in PolicyKind::ALL {
+            let seen = run(cell, Contender::Ucrypt(policy), how, &go).expect("a run").mb_s / 1000.0;
+            // Requests that were begun before the measured time count as a whole.
+            assert!(seen < 1.1 * ceiling_gb_s(), "{policy}: {seen}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! `adaptive` is told the costs of the machine as the engine's calibration measures them when it
 //! starts (cipher, waking, enqueueing, copying); what a device wants it learns as it does on a disk.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -288,12 +289,44 @@ impl Changes {
 
 /// A published machine.
 #[derive(Debug, Clone, Copy)]
-struct Preset {
-    device: &'static str,
-    cores: u32,
-    cipher: CipherModel,
+pub(super) struct Preset {
+    pub(super) device: &'static str,
+    pub(super) cores: u32,
+    pub(super) cipher: CipherModel,
     /// Threads lose their cores for a moment, as on every machine that does something else too.
-    stalls: Stalls,
+    pub(super) stalls: Stalls,
+}
+
+impl Preset {
+    /// Runs a load on the machine with changes.
+    pub(super) fn run(
+        &self,
+        changes: &Changes,
+        Load { job, queues }: Load,
+        policy: PolicyKind,
+        stop: &AtomicBool,
+    ) -> io::Result<Report> {
+        let device = Profile::by_name(self.device)
+            .ok_or_else(|| io::Error::other(format!("no device model {}", self.device)))?;
+        // The drive that was measured stands for disks, not for devices that take no time.
+        let device = match changes.drive()? {
+            Some(drive) if self.device != "null" => drive,
+            _ => device,
+        };
+        let mut experiment = Experiment::new(changes.cores(self.cores), device, job, policy);
+        experiment.queues = queues;
+        experiment.threads_per_core = changes.threads_per_core();
+        experiment.stalls = self.stalls;
+        // Without a cipher, there is none to change.
+        let model = self.cipher;
+        experiment.cipher = if model == NO_CIPHER { model } else { changes.cipher(model) };
+        experiment.costs = changes.costs(experiment.costs);
+        let report = experiment.run_until(stop)?;
+        if report.failed > 0 {
+            return Err(io::Error::other(format!("{} requests failed", report.failed)));
+        }
+        Ok(report)
+    }
 }
 
 const STEADY: Stalls = Stalls { per_mille: 0, max_ns: 0 };
@@ -302,24 +335,25 @@ const fn cipher(ns_per_byte: f64, ns_per_call: u64) -> CipherModel {
     CipherModel { ns_per_byte, ns_per_call }
 }
 
-const NO_CIPHER: CipherModel = cipher(0.0, 0);
+pub(super) const NO_CIPHER: CipherModel = cipher(0.0, 0);
 
 /// 2015: one core and an engine. The engine takes 34.1 ns a byte (`block_sizes_2015.csv`); asked for
 /// each sector of 512 bytes, as bio-based dm-crypt did, 124 ns (`request_based_2015.csv`, read by
 /// dd: 11.7 ms for 64 KiB, of which the card takes 3.6 ms).
-const BEAGLEBONE: Preset =
+pub(super) const BEAGLEBONE: Preset =
     Preset { device: "sd2015", cores: 1, cipher: cipher(34.1, 20_000), stalls: STEADY };
 const PER_SECTOR: CipherModel = cipher(124.0, 0);
 
 /// 2017: a desktop of that year; the number of cores is chosen. Nobody noted which rows the speed
 /// of the cipher was taken from: all encrypted rows of `luks_sweep_2017.csv` count as fitted.
-const SSD: Preset = Preset { device: "sata2017", cores: 4, cipher: AES_2017, stalls: STEADY };
+pub(super) const SSD: Preset =
+    Preset { device: "sata2017", cores: 4, cipher: AES_2017, stalls: STEADY };
 
 /// 2020: the cipher of one core is what the row of one job without work queues shows
 /// (`workqueues_2020.csv`: 2056 MB/s). The number of cores is chosen. Each job has a queue, whose
 /// answers are decrypted on its own core; in the rows of four jobs without work queues they seem to
 /// have been decrypted on one core, that of the interrupts (1703 and 1758 MB/s).
-const OPTANE: Preset =
+pub(super) const OPTANE: Preset =
     Preset { device: "optane2020", cores: 8, cipher: cipher(0.5, 60), stalls: STEADY };
 
 /// 2013: one disk of two, so only ratios compare; cores, cipher and stalls are chosen.
@@ -335,9 +369,19 @@ const ZERO: Preset = Preset { device: "null", cores: 2, cipher: cipher(12.5, 0),
 
 /// A job for each of some queues.
 #[derive(Debug, Clone, Copy)]
-struct Load {
-    job: Job,
-    queues: u32,
+pub(super) struct Load {
+    pub(super) job: Job,
+    pub(super) queues: u32,
+}
+
+impl Load {
+    /// How much there is to simulate, in units of about as much time each.
+    pub(super) fn work(&self) -> f64 {
+        let Job { requests, block_bytes, .. } = self.job;
+        // The engine cuts long requests.
+        let of_request = 1.0 + block_bytes as f64 / f64::from(1 << 16);
+        f64::from(self.queues) * requests as f64 * of_request
+    }
 }
 
 impl From<Job> for Load {
@@ -350,10 +394,36 @@ impl From<Job> for Load {
 struct Simulator<'a> {
     changes: Changes,
     stop: &'a AtomicBool,
-    progress: &'a dyn Fn(&str),
+    progress: Progress<'a>,
+    work: Work,
     rows: Vec<Row>,
     failed: Vec<String>,
 }
+
+/// Is told the last row, and which share of all work is done, 0 to 1.
+pub type Progress<'a> = &'a dyn Fn(&str, f64);
+
+/// How much there is to simulate, in the units of [`Load::work`].
+#[derive(Debug, Default)]
+struct Work {
+    /// Nothing is simulated: it is counted how much there is.
+    is_counted: bool,
+    done: Cell<f64>,
+    all: f64,
+}
+
+impl Work {
+    fn add(&self, work: f64) {
+        self.done.set(self.done.get() + work);
+    }
+
+    fn share(&self) -> f64 {
+        if self.all > 0.0 { (self.done.get() / self.all).min(1.0) } else { 0.0 }
+    }
+}
+
+/// Work of a run of `many-drives` for each millisecond of virtual time.
+const MANY_WORK: f64 = 1000.0;
 
 /// A result under the old policy and under adaptive.
 struct Both {
@@ -401,30 +471,15 @@ impl Simulator<'_> {
         load: impl Into<Load>,
         policy: impl Into<PolicyKind>,
     ) -> io::Result<Report> {
-        let Load { job, queues } = load.into();
+        let load = load.into();
         if self.stop.load(Ordering::Relaxed) {
             return Err(io::Error::new(io::ErrorKind::Interrupted, INTERRUPTED));
         }
-        let device = Profile::by_name(preset.device)
-            .ok_or_else(|| io::Error::other(format!("no device model {}", preset.device)))?;
-        // The drive that was measured stands for disks, not for devices that take no time.
-        let device = match self.changes.drive()? {
-            Some(drive) if preset.device != "null" => drive,
-            _ => device,
-        };
-        let changes = &self.changes;
-        let mut experiment = Experiment::new(changes.cores(preset.cores), device, job, policy);
-        experiment.queues = queues;
-        experiment.threads_per_core = changes.threads_per_core();
-        experiment.stalls = preset.stalls;
-        // Raw rows have no cipher to change.
-        experiment.cipher = if model == NO_CIPHER { model } else { changes.cipher(model) };
-        experiment.costs = changes.costs(experiment.costs);
-        let report = experiment.run_until(self.stop)?;
-        if report.failed > 0 {
-            return Err(io::Error::other(format!("{} requests failed", report.failed)));
+        self.work.add(load.work());
+        if self.work.is_counted {
+            return Ok(Report::default());
         }
-        Ok(report)
+        Preset { cipher: model, ..preset }.run(&self.changes, load, policy.into(), self.stop)
     }
 
     fn raw(&self, preset: Preset, load: impl Into<Load>) -> io::Result<Report> {
@@ -457,7 +512,7 @@ impl Simulator<'_> {
             raw: None,
             fitted: false,
         };
-        (self.progress)(&format!("{experiment}: {}", row.row));
+        (self.progress)(&format!("{experiment}: {}", row.row), self.work.share());
         self.rows.push(row);
     }
 
@@ -513,23 +568,31 @@ impl Simulator<'_> {
 
 /// Enough requests for the explorer to learn what a device wants: on a slow one it takes 160 of them. The
 /// first quarter is not measured.
-fn job(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
+pub(super) fn job(pattern: Pattern, block_bytes: u64, depth: u32) -> Job {
     let requests = if block_bytes >= 4 << 20 { 100 } else { 400 };
     let requests = (16 * u64::from(depth)).max(requests);
     Job { pattern, block_bytes, depth, requests, region_bytes: 64 << 30 }
 }
 
 /// The longest simulated request: above it, every published row is at the speed of the bus.
-const BLOCK_MAX: u64 = 32 << 20;
+pub(super) const BLOCK_MAX: u64 = 32 << 20;
 
 /// Simulates the published rows of these experiments, until `stop` is set. A row that fails is left out.
 pub fn rows(
     experiments: &[&str],
     scale: Scale,
     changes: Changes,
-    (stop, progress): (&AtomicBool, &dyn Fn(&str)),
+    (stop, progress): (&AtomicBool, Progress<'_>),
 ) -> Rows {
-    let mut simulator = Simulator { changes, stop, progress, rows: Vec::new(), failed: Vec::new() };
+    let simulator = |progress, work| {
+        let (rows, failed) = (Vec::new(), Vec::new());
+        Simulator { changes, stop, progress, work, rows, failed }
+    };
+    let mut counter = simulator(&|_, _| {}, Work { is_counted: true, ..Work::default() });
+    // A simulation that is stopped at once has no rows either.
+    let _ = experiments.iter().try_for_each(|name| counter.experiment(name, scale));
+    let all = counter.work.done.get();
+    let mut simulator = simulator(progress, Work { all, ..Work::default() });
     // Nothing else ends an experiment early.
     let interrupted = experiments.iter().any(|name| simulator.experiment(name, scale).is_err());
     Rows { rows: simulator.rows, failed: simulator.failed, interrupted }
@@ -759,7 +822,17 @@ fn many(simulator: &mut Simulator<'_>, scale: Scale) -> io::Result<()> {
         let of = cell.published.iter().filter(|of| drives::is_simulated(of) && of.mb_s.is_some());
         runs.extend(of.filter_map(|of| Some((at, of.contender.parse().ok()?))));
     }
-    let speeds = drives::run_all(&cells, &runs, how, simulator.stop);
+    let work = MANY_WORK * drives::virtual_ms(how.0, how.1) as f64;
+    if simulator.work.is_counted {
+        simulator.work.add(work * runs.len() as f64);
+        return Ok(());
+    }
+    let before = simulator.work.done.get();
+    let tick = |done: usize| {
+        simulator.work.done.set(before + work * done as f64);
+        (simulator.progress)("many-drives", simulator.work.share());
+    };
+    let speeds = drives::run_all(&cells, &runs, how, (simulator.stop, &tick));
     let gb_s = |at, contender| {
         let found = runs.iter().position(|run| *run == (at, contender));
         match found.map(|found| &speeds[found]) {
@@ -796,7 +869,7 @@ mod tests {
     fn every_experiment_has_rows_that_repeat_published_figures() {
         let go = AtomicBool::new(false);
         for experiment in ["request-merge", "sorted-writes", "added-latency", "instant"] {
-            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
+            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_, _| {}));
             assert!(!done.rows.is_empty() && !done.interrupted, "{experiment}");
             assert!(done.failed.is_empty(), "{:?}", done.failed);
             for row in done.rows {
@@ -806,10 +879,24 @@ mod tests {
         }
         // Stopped at its first row: that is kept.
         let stop = AtomicBool::new(false);
-        let progress = |_: &str| stop.store(true, Ordering::Relaxed);
+        let progress = |_: &str, _: f64| stop.store(true, Ordering::Relaxed);
         let experiments = ["instant", "added-latency"];
         let ended = rows(&experiments, Scale::Quick, Changes::default(), (&stop, &progress));
         assert_eq!((ended.rows.len(), ended.interrupted), (1, true));
+    }
+
+    #[test]
+    fn the_share_that_is_done_grows_to_the_whole() {
+        let go = AtomicBool::new(false);
+        let seen = std::cell::RefCell::new(Vec::new());
+        let progress = |_: &str, share: f64| seen.borrow_mut().push(share);
+        let changes = Changes { virtual_ms: Some(1), ..Changes::default() };
+        let experiments = ["instant", "request-merge", "many-drives", "added-latency"];
+        let done = rows(&experiments, Scale::Quick, changes, (&go, &progress));
+        assert!(done.failed.is_empty(), "{:?}", done.failed);
+        let seen = seen.into_inner();
+        assert!(seen.len() >= done.rows.len() && seen.is_sorted(), "{seen:?}");
+        assert!(seen[0] < 0.5 && seen.last().is_some_and(|it| (it - 1.0).abs() < 1e-9), "{seen:?}");
     }
 
     /// One thing stands for what was published, whether it is measured or simulated.
@@ -819,7 +906,7 @@ mod tests {
         let mut compared = 0;
         for experiment in ["block-sweep", "other-ssd", "workqueues", "instant", "added-latency"] {
             let cells = by_name(experiment).expect("an experiment").cells(Scale::Full);
-            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_| {}));
+            let done = rows(&[experiment], Scale::Quick, Changes::default(), (&go, &|_, _| {}));
             for row in done.rows.iter().filter(|row| row.policy != RAW) {
                 let name = format!("ucrypt:{}", row.policy);
                 let figures = cells.iter().flat_map(|cell| &cell.published).filter(|it| {
@@ -837,9 +924,9 @@ mod tests {
     #[test]
     fn each_job_of_a_published_load_has_a_queue() {
         let go = AtomicBool::new(false);
-        let (changes, progress) = (Changes::default(), |_: &str| {});
-        let (stop, progress): (_, &dyn Fn(&str)) = (&go, &progress);
-        let simulator = Simulator { changes, stop, progress, rows: Vec::new(), failed: Vec::new() };
+        let changes = Changes::default();
+        let (stop, progress): (_, Progress<'_>) = (&go, &|_, _| {});
+        let simulator = simulator_until(&go);
         // A core's cipher makes 2 GB/s, so that the device is faster than one queue and not than four.
         let at = |queues, depth| {
             let load = Load { job: job(Pattern::RandRead, 1 << 20, depth), queues };
@@ -857,7 +944,7 @@ mod tests {
         let go = AtomicBool::new(false);
         let changes = Changes::default();
         let experiments = ["request-merge", "sorted-writes"];
-        let Rows { rows, .. } = rows(&experiments, Scale::Quick, changes, (&go, &|_| {}));
+        let Rows { rows, .. } = rows(&experiments, Scale::Quick, changes, (&go, &|_, _| {}));
         let tests: Vec<_> = rows.iter().filter(|row| !row.fitted).map(|row| &*row.row).collect();
         assert_eq!(tests, ["64k write, bio-based", "sorted"]);
         let simulation = Simulation { rows: rows.clone(), ..simulation() };
@@ -927,8 +1014,9 @@ mod tests {
     }
 
     fn simulator_until(stop: &AtomicBool) -> Simulator<'_> {
+        let (changes, work) = (Changes::default(), Work::default());
         let (rows, failed) = (Vec::new(), Vec::new());
-        Simulator { changes: Changes::default(), stop, progress: &|_| {}, rows, failed }
+        Simulator { changes, stop, progress: &|_, _| {}, work, rows, failed }
     }
 
     #[test]
@@ -975,7 +1063,7 @@ mod tests {
         let earlier: Changes = serde_json::from_str(r#"{"cores":2}"#).expect("JSON");
         assert_eq!(earlier, Changes { cores: Some(2), ..Changes::default() });
         let at = |changes, experiment: &str| {
-            let Rows { rows, .. } = rows(&[experiment], Scale::Quick, changes, (&go, &|_| {}));
+            let Rows { rows, .. } = rows(&[experiment], Scale::Quick, changes, (&go, &|_, _| {}));
             rows.into_iter().filter_map(|row| row.adaptive).collect::<Vec<_>>()
         };
         assert_ne!(at(changes, "added-latency"), at(Changes::default(), "added-latency"));
@@ -984,7 +1072,7 @@ mod tests {
     #[test]
     fn the_card_and_the_engine_of_2015_are_reproduced() {
         let go = AtomicBool::new(false);
-        let rows = rows(&["request-merge"], Scale::Full, Changes::default(), (&go, &|_| {}));
+        let rows = rows(&["request-merge"], Scale::Full, Changes::default(), (&go, &|_, _| {}));
         for row in rows.rows {
             println!("{row:?}");
             assert!(row.is_trusted(), "{row:?}: {:?}", row.error());
@@ -995,7 +1083,7 @@ mod tests {
     #[test]
     fn adaptive_learns_that_a_card_wants_whole_requests() {
         let go = AtomicBool::new(false);
-        let rows = rows(&["request-merge"], Scale::Quick, Changes::default(), (&go, &|_| {}));
+        let rows = rows(&["request-merge"], Scale::Quick, Changes::default(), (&go, &|_, _| {}));
         let Rows { rows, .. } = rows;
         for name in ["64k read, request-based", "64k write, request-based"] {
             let row = rows.iter().find(|row| row.row == name).expect("a published row");

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ucrypt_lab::analysis::Analysis;
+use serde_json::json;
+use ucrypt_lab::analysis::{Analysis, Experiment};
 use ucrypt_lab::catalogue::{self, Method, Scale};
 use ucrypt_lab::contender::{self, Contender};
 use ucrypt_lab::held::Held;
@@ -15,7 +16,7 @@ use ucrypt_lab::runner::{self, Outcome, Progress, Surroundings};
 use ucrypt_lab::served::{Generator, Left};
 use ucrypt_lab::store::{About, Machine, OtherBuild, Settings, Store};
 use ucrypt_lab::target::{LEN_MAX, LEN_MIN, Target, TargetError};
-use ucrypt_lab::{dd, shell, text};
+use ucrypt_lab::{dd, packages, shell, text};
 
 use crate::VERSION;
 use crate::ending::signals;
@@ -79,14 +80,14 @@ pub(crate) struct RunArgs {
     /// Ask nothing
     #[arg(short = 'q', long)]
     batch_mode: bool,
+    /// Print the result as JSON: where it is kept, verdicts, where ucrypt falls short, what was left out
+    #[arg(long)]
+    json: bool,
 }
 
 fn generator(name: &str) -> Result<Generator, String> {
     match name {
-        "fio" if runner::generator() != Generator::Fio => {
-            Err("fio is not installed; install it with: apt-get install fio".into())
-        }
-        "fio" => Ok(Generator::Fio),
+        "fio" => packages::missing("fio").map_or(Ok(Generator::Fio), Err),
         "dd" if dd::version().is_none() => {
             Err("the dd of the GNU coreutils is not installed; install it with: apt-get install coreutils"
                 .into())
@@ -160,8 +161,10 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
     let has_target = any(catalogue::Description::has_target);
     // Virtual time is the same each time.
     let has_rounds = any(|description| description.method != Method::Drives);
+    // Its images are in the directory.
+    let has_tree = any(|description| description.method == Method::Tree);
     let useless = [
-        (args.on.is_some() && !has_target, "--on"),
+        (args.on.is_some() && !has_target && !has_tree, "--on"),
         (args.size.is_some() && !has_target, "--size"),
         (args.time.is_some() && !has_target, "--time"),
         (args.rounds.is_some() && !has_rounds, "--rounds"),
@@ -179,6 +182,13 @@ fn settings(args: &RunArgs) -> Result<Settings, Failure> {
             settings.on = Target::Zero;
         }
         None => settings.added_on_zero = any(is_added),
+    }
+    let is_place = matches!(settings.on, Target::Memory | Target::Scratch(_));
+    if has_tree && !has_target && !is_place {
+        return Err(Failure::wrong(format!(
+            "kernel-tree has its images in memory or in a directory, not on {}; name a directory by --on",
+            settings.on
+        )));
     }
     if let Some(list) = &args.against {
         settings.against = Some(contender::list(list).map_err(Failure::wrong)?);
@@ -332,6 +342,7 @@ fn begun(dir: &Path, args: &RunArgs, catch: Catch<'_>) -> Result<Begun, Failure>
         left_out,
         contenders: settings.contenders().map_err(Failure::wrong)?,
         settings,
+        simulated: None,
     };
     let store = Store::create(dir, &about).map_err(failed)?;
     Ok((about, store, target))
@@ -383,12 +394,38 @@ pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
         return Err(Failure::wrong(format!("interrupted; {go_on}")));
     }
     let analysis = Analysis::of(ucrypt_lab::store::read(dir).map_err(failed)?);
-    stdio::print(&text::tables(&analysis))?;
+    if args.json {
+        stdio::print_line(result(&analysis, dir))?;
+    } else {
+        stdio::print(&text::tables(&analysis))?;
+    }
     if analysis.experiments.iter().all(|experiment| experiment.cells.is_empty()) {
         return Err(Failure::device("nothing could be measured"));
     }
     say_line(format_args!("the results are in {}", dir.display()));
     Ok(())
+}
+
+/// What a run came to, for programs. The figures are in its directory: `lab report --json`.
+fn result(analysis: &Analysis, dir: &Path) -> serde_json::Value {
+    let path = |name: &str| dir.join(name).display().to_string();
+    let verdict = |of: &Experiment| {
+        let (name, on, verdict, notes) = (of.name, &of.on, &of.verdict, &of.notes);
+        json!({ "experiment": name, "on": on, "verdict": verdict, "notes": notes })
+    };
+    let (disturbed, measurements) = analysis.disturbed();
+    json!({
+        "directory": dir.display().to_string(),
+        "run": path("run.json"),
+        "results": path("results.jsonl"),
+        "measurements": measurements,
+        "disturbed": disturbed,
+        "warning": analysis.warning(),
+        "verdicts": analysis.experiments.iter().map(verdict).collect::<Vec<_>>(),
+        "shortfalls": analysis.shortfalls,
+        "compared": analysis.compared,
+        "left_out": analysis.about.left_out,
+    })
 }
 
 fn carry_out(

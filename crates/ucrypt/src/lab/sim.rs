@@ -6,18 +6,22 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
+use clap::builder::PossibleValuesParser;
+use indicatif::{ProgressBar, ProgressStyle};
+use ucrypt_lab::analysis::Analysis;
 use ucrypt_lab::bench::Bench;
-use ucrypt_lab::catalogue::{Method, Scale};
+use ucrypt_lab::catalogue::{self, Description, Method, Scale};
 use ucrypt_lab::held::Held;
 use ucrypt_lab::sim::calibrate::{Calibrated, calibrate};
 use ucrypt_lab::sim::history::{self, Changes, EXPERIMENTS, Rows, Simulation};
-use ucrypt_lab::store;
+use ucrypt_lab::sim::preset::{self, Asked};
+use ucrypt_lab::store::{self, Record, Store};
 use ucrypt_lab::target::Target;
-use ucrypt_lab::text::{figure, short_in_virtual_time};
+use ucrypt_lab::text::{self, figure, short_in_virtual_time};
 
-use super::run::{command_line, failure as target_failure};
+use super::run::{command_line, duration, failure as target_failure};
 use crate::VERSION;
 use crate::ending::signals;
 use crate::failure::Failure;
@@ -33,6 +37,9 @@ pub(crate) struct SimArgs {
     /// The experiments [default: all that can be simulated]
     #[arg(value_name = "EXPERIMENT")]
     experiments: Vec<String>,
+    /// Carry the experiments out on a model of this published machine, under every policy, as lab run does here
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["drives", "time"], value_parser = PossibleValuesParser::new(preset::names()))]
+    preset: Option<String>,
     /// Fewer rows, less virtual time
     #[arg(long)]
     quick: bool,
@@ -78,11 +85,105 @@ fn nanoseconds(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("'{text}' is no number of nanoseconds from 0 to 1000000"))
 }
 
+/// Progress with the remaining time.
+struct Bar {
+    bar: ProgressBar,
+    since: Instant,
+}
+
+/// Parts of the whole that the bar tells apart.
+const PARTS: u64 = 1000;
+
+impl Bar {
+    fn new() -> Self {
+        let bar = ProgressBar::new(PARTS);
+        let style = ProgressStyle::with_template("{wide_bar} {percent} % {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self { bar, since: Instant::now() }
+    }
+
+    /// `share`: of all work that is done, 0 to 1.
+    fn show(&self, what: &str, share: f64) {
+        #[expect(clippy::cast_sign_loss, reason = "a share is not negative")]
+        self.bar.set_position((share * PARTS as f64) as u64);
+        self.bar.set_message(match left(self.since.elapsed(), share) {
+            Some(left) => format!("{} left; {what}", duration(left)),
+            None => what.to_owned(),
+        });
+    }
+}
+
+/// The time that the rest takes, if this share took so long. `None`: nothing is known yet.
+fn left(elapsed: Duration, share: f64) -> Option<Duration> {
+    let rest = elapsed.as_secs_f64() * (1.0 - share) / share;
+    (share > 0.0).then(|| Duration::try_from_secs_f64(rest).ok()).flatten()
+}
+
+/// The experiments that are carried out on a published machine.
+fn on_preset(names: &[String]) -> Result<Vec<&'static Description>, Failure> {
+    let all = || catalogue::ALL.iter().filter(|it| preset::takes(it));
+    if names.is_empty() {
+        return Ok(all().collect());
+    }
+    let one = |name: &String| {
+        all().find(|it| it.name == name).ok_or_else(|| {
+            let known = all().map(|it| it.name).collect::<Vec<_>>().join(", ");
+            Failure::wrong(format!(
+                "'{name}' does not run on a published machine; there are {known}"
+            ))
+        })
+    };
+    names.iter().map(one).collect()
+}
+
+/// Carries out `lab sim --preset`.
+fn run_preset(
+    args: &SimArgs,
+    (preset, experiments): (&str, &[&'static Description]),
+    changes: Changes,
+    (stop, bar): (&AtomicBool, &Bar),
+) -> Result<(), Failure> {
+    let scale = if args.quick { Scale::Quick } else { Scale::Full };
+    let command = command_line();
+    let asked = Asked { preset, experiments, scale, changes, command: (VERSION, &command) };
+    let about = asked.about().map_err(failure)?;
+    let mut store = match &args.out {
+        Some(dir) => Some(
+            Store::create(dir, &about)
+                .map_err(|error| Failure::device(format!("{}: {error}", dir.display())))?,
+        ),
+        None => None,
+    };
+    let mut records = Vec::new();
+    let mut keep = |record: Record| {
+        let kept = store.as_mut().map_or(Ok(()), |store| store.add(&record));
+        records.push(record);
+        kept
+    };
+    let ended = asked.run(&about, &mut keep, (stop, &|what, share| bar.show(what, share)));
+    bar.bar.finish_and_clear();
+    let is_whole = ended.map_err(failure)?;
+    let analysis = Analysis::new(about, &records);
+    if args.json {
+        stdio::print_line(text::json(Some(&analysis), None).map_err(Failure::memory)?)?;
+    } else {
+        stdio::print(&text::tables(&analysis))?;
+    }
+    if is_whole { Ok(()) } else { Err(Failure::wrong("interrupted; the loads so far are above")) }
+}
+
 pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
+    let on_preset = match &args.preset {
+        Some(preset) => Some((preset.as_str(), on_preset(&args.experiments)?)),
+        None => None,
+    };
     let mut experiments: Vec<&str> = args.experiments.iter().map(String::as_str).collect();
-    if let Some(unknown) = experiments.iter().find(|name| !EXPERIMENTS.contains(name)) {
+    if let Some(unknown) =
+        experiments.iter().find(|name| !EXPERIMENTS.contains(name)).filter(|_| on_preset.is_none())
+    {
         return Err(Failure::wrong(format!(
-            "'{unknown}' cannot be simulated; there are {}",
+            "nothing that was published of '{unknown}' can be simulated; there are {}; --preset NAME \
+             carries out others",
             EXPERIMENTS.join(", ")
         )));
     }
@@ -111,13 +212,12 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         )));
     }
     let scale = if args.quick { Scale::Quick } else { Scale::Full };
-    let bar = ProgressBar::new_spinner();
-    let progress = |row: &str| {
-        bar.set_message(row.to_owned());
-        bar.tick();
-    };
-    let measured = args.calibrate.then(|| measured(args, (&stop, &progress))).transpose();
-    let measured = measured.inspect_err(|_| bar.finish_and_clear())?;
+    let mut bar = Bar::new();
+    let calibrates = |what: &str| bar.show(what, 0.0);
+    let measured = args.calibrate.then(|| measured(args, (&stop, &calibrates))).transpose();
+    let measured = measured.inspect_err(|_| bar.bar.finish_and_clear())?;
+    // The rest takes no time that calibrating tells.
+    bar.since = Instant::now();
     let changes = Changes {
         cores: args.cores,
         threads_per_core: args.threads_per_core,
@@ -128,9 +228,13 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
         virtual_ms: args.time,
         measured: measured.as_ref().map(|found| found.measured),
     };
+    if let Some((preset, experiments)) = on_preset {
+        return run_preset(args, (preset, &experiments), changes, (&stop, &bar));
+    }
+    let progress = |what: &str, share: f64| bar.show(what, share);
     let Rows { rows, failed, interrupted } =
         history::rows(&experiments, scale, changes, (&stop, &progress));
-    bar.finish_and_clear();
+    bar.bar.finish_and_clear();
     if rows.is_empty() {
         return Err(if interrupted {
             Failure::wrong("interrupted before the first row")
@@ -246,4 +350,18 @@ fn table(simulation: &Simulation) -> String {
     }
     let _ = writeln!(text, "\n{}\n", simulation.verdict());
     text + &short_in_virtual_time(simulation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_for_each_part_as_what_is_done() {
+        let left = |share| left(Duration::from_secs(30), share);
+        assert_eq!(left(0.25), Some(Duration::from_secs(90)));
+        assert_eq!(left(1.0), Some(Duration::ZERO));
+        assert_eq!(left(0.0), None);
+        assert_eq!(left(1e-30), None, "longer than anybody can say");
+    }
 }

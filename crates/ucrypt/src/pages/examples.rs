@@ -93,10 +93,16 @@ pub(crate) const EXAMPLES: &[(&str, &[Example])] = &[
     ("lab-run", &[("Repeat one measurement, small:", "ucrypt lab run --quick instant")]),
     (
         "lab-sim",
-        &[(
-            "Simulate one measurement on a machine with four cores:",
-            "ucrypt lab sim --quick --cores 4 instant",
-        )],
+        &[
+            (
+                "Simulate one measurement on a machine with four cores:",
+                "ucrypt lab sim --quick --cores 4 instant",
+            ),
+            (
+                "See which policy is the best where, on the machine of 2020 with an Optane drive:",
+                "ucrypt lab sim --preset optane2020 --quick heat-map",
+            ),
+        ],
     ),
     (
         "lab-advise",

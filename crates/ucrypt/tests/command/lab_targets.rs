@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::lab::{SMALL, about, lines, program_at, scratch_program};
 use crate::namespace::script;
 use crate::other_users::DOCKER;
-use crate::process::{limited, run};
+use crate::process::{limited, run, tool};
 use crate::scratch::{Scratch, UCRYPT};
 use crate::terminal::at_terminal;
 
@@ -77,7 +77,7 @@ fn programs_of_root_are_started_where_the_path_does_not_lead_to_them() {
     let results = lines(&out.join("results.jsonl"));
     for name in ["loop", "loop-ext4"] {
         let of_it = || results.iter().filter(|it| it["contender"] == name);
-        assert!(of_it().count() > 3, "{name}: {}", about(&out)["left_out"]);
+        assert!(of_it().count() == 2, "{name}: {}", about(&out)["left_out"]);
         assert!(of_it().all(|it| it["error"].is_null()), "{results:?}");
     }
     let versions = about(&out)["machine"]["versions"].to_string();
@@ -129,4 +129,47 @@ fn added_latency_is_measured_on_a_target_without_a_time_unless_one_is_named() {
         run(resume.arg(&out), b"").exits(0);
         assert_eq!(on(&out), expected, "{words:?}");
     }
+}
+
+/// Each contender works on the device itself, one after the other, and the rest of it stays as it is.
+#[test]
+fn servers_and_peers_work_on_a_block_device_itself_and_on_no_more_of_it_than_is_said() {
+    const USED: usize = (16 + 16) << 20;
+    let scratch = Scratch::new();
+    let disk = scratch.file("disk", &vec![7; 48 << 20]);
+    let mut losetup = tool("losetup", "mount");
+    let device = run(losetup.args(["--find", "--show"]).arg(&disk), b"").text();
+    let device = device.trim_end();
+    let on_device = |experiment: &str, against: &str| {
+        let out = scratch.path(experiment);
+        let mut lab = scratch.ucrypt(&["lab", "run", experiment, "-q", "--on", device]);
+        lab.args(["--quick", "--size", "16M", "--time", "20", "--rounds", "1"]);
+        run(lab.args(["--against", against, "--out"]).arg(&out), b"").passes();
+        let left_out = about(&out)["left_out"].to_string();
+        (lines(&out.join("results.jsonl")), left_out)
+    };
+    let against = "ucrypt,ucrypt-nbd,ucrypt-fuse-none,ucrypt-nbd-4096,ucrypt-loop,copy-nbd,copy-fuse,\
+                   loop,qemu-storage-daemon,qemu-nbd,nbdkit,gocryptfs,dm-crypt";
+    let (results, left_out) = on_device("request-merge", against);
+    assert!(left_out.contains("gocryptfs") && left_out.contains("files"), "{left_out}");
+    let has_mapper = fs::File::options().read(true).write(true).open("/dev/mapper/control").is_ok();
+    assert_eq!(left_out.contains("device-mapper"), !has_mapper, "{left_out}");
+    // raw, null, memory, file, and those named, in four cells.
+    assert_eq!(results.len(), 4 * (4 + 11 + usize::from(has_mapper)), "{results:?}");
+    for result in &results {
+        assert!(result["sample"]["mb_s"].as_f64() > Some(0.0), "{result}");
+    }
+    let (through, _) = on_device("block-sweep", "ucrypt-loop-ext4");
+    let of_it = through.iter().filter(|it| it["contender"] == "ucrypt-loop-ext4");
+    assert_eq!(of_it.count(), 2, "{through:?}");
+    for result in &through {
+        assert!(result["error"].is_null(), "{result}");
+    }
+    assert!(scratch.processes().is_empty() && scratch.mounts().is_empty());
+    // It is nobody's any more: neither is it in use, nor is there a loop device over it.
+    run(tool("losetup", "mount").arg("--detach").arg(device), b"").passes();
+    let content = fs::read(&disk).expect("read");
+    assert!(content[USED..].iter().all(|byte| *byte == 7), "it wrote behind its part");
+    let is_left = content[..USED].chunks(1 << 20).any(|part| part.iter().all(|byte| *byte == 7));
+    assert!(!is_left, "part of what is measured was not written");
 }
