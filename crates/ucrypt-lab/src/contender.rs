@@ -171,6 +171,12 @@ impl Contender {
         matches!(self, Self::DmCrypt | Self::DmCryptInline)
     }
 
+    /// Whether it claims a block device that it opens, so that nobody else may have a claim on it.
+    pub(crate) fn claims_device(self) -> bool {
+        let below = self.below_file_system().unwrap_or(self);
+        below.ours().is_some() || below.is_dm_crypt()
+    }
+
     /// Whether it is a program of others that encrypts.
     pub fn is_peer(self) -> bool {
         matches!(

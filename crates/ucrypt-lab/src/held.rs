@@ -1,8 +1,8 @@
 //! A target for as long as it is used. It is opened once: what gets its name meanwhile, such as the next disk in the
 //! same place, is neither written nor removed.
 //!
-//! A block device is claimed, so that nobody mounts it. While a server or the kernel has it in its turn, the claim is
-//! theirs.
+//! A block device is claimed, so that nobody mounts it. In the turn of a server, or of dm-crypt, that claims it, the
+//! claim is theirs.
 
 use std::fs::{self, File};
 use std::io::{self, Seek as _, SeekFrom};
@@ -85,7 +85,7 @@ impl Held {
         Ok(())
     }
 
-    /// Lends a block device to who is started in `turn`, and claims it again. Of another target, nothing is claimed.
+    /// Leaves a block device to a contender that claims it in `turn`, and claims it again. Of another target, nothing is claimed.
     ///
     /// # Errors
     /// Those of `turn`; or another user has the device, before the turn or after it.

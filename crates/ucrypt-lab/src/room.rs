@@ -42,6 +42,10 @@ fn needs(settings: &Settings, plans: &[Plan]) -> Vec<Need> {
         let what = "the images of servers";
         let remedy = "use a smaller --size, another --on, or --against without servers";
         needs.push(Need { dir: dir.into(), bytes, what, remedy });
+    } else if settings.on.is_device() && !served.is_empty() {
+        let (dir, what) = (std::env::temp_dir(), "the headers of servers");
+        let remedy = "make room there, or name another directory in TMPDIR";
+        needs.push(Need { dir, bytes: served::HEADERS_BYTES, what, remedy });
     }
     let trees = plans.iter().filter(|plan| plan.method() == Method::Tree);
     let mounted: Vec<_> = trees.flat_map(Plan::contenders).collect();
@@ -187,8 +191,12 @@ mod tests {
         assert_eq!(served, [(dir(), 1024), (dir(), 2 * 1024 + 4)]);
         let memory = PathBuf::from("/dev/shm");
         assert_eq!(of(Target::Memory, &["workqueues"], "ucrypt-nbd"), [(memory, 2052)]);
-        // A device has no directory for images: no server takes part.
-        assert_eq!(of(Target::Device("/dev/none".into()), &["workqueues"], "ucrypt-nbd"), []);
+        // A device is served itself.
+        let headers = (std::env::temp_dir(), 24);
+        assert_eq!(
+            of(Target::Device("/dev/none".into()), &["workqueues"], "ucrypt-nbd"),
+            [headers]
+        );
         for more in ["gocryptfs", "ucrypt-nbd-4096"] {
             let contenders = ["ucrypt-nbd", more].map(|name| name.parse().expect("a contender"));
             assert!(served::bytes_of_images(1 << 30, &contenders) > 3 << 30, "{more}");

@@ -165,7 +165,8 @@ impl Settings {
             let obstacle =
                 || self.obstacle(description, contender).or_else(|| self.no_memory(contender));
             let below = contender.below_file_system();
-            let below = below.or(contender.is_dm_crypt().then_some(Contender::Loop));
+            let over_loop = contender.is_dm_crypt() && !self.on.is_device();
+            let below = below.or(over_loop.then_some(Contender::Loop));
             let programs = [Some(contender), below].into_iter().flatten();
             let missing = programs.filter_map(Contender::program).find_map(packages::missing);
             match missing.or_else(obstacle) {
@@ -270,7 +271,7 @@ impl Settings {
                 let below = contender.below_file_system();
                 let started = [Some(contender), below].into_iter().flatten();
                 programs.extend(started.filter_map(Contender::program));
-                if contender.is_dm_crypt() {
+                if contender.is_dm_crypt() && !self.on.is_device() {
                     programs.extend(Contender::Loop.program());
                 }
                 if description.method == Method::Tree {
@@ -778,10 +779,14 @@ impl Stage {
                     let how = (around.stop, filling);
                     self.images.insert(Images::make(&dir, settings.len, service, how)?)
                 };
+                // Nothing is written to a device that somebody else has taken since the last turn.
+                around.target.claim()?;
                 images.prepare(contender, around.stop)?;
-                around.target.lend(|| images.run(contender, load, around.stop))
+                let run = || images.run(contender, load, around.stop);
+                if contender.claims_device() { around.target.lend(run) } else { run() }
             }
             method => {
+                around.target.claim()?;
                 let bench = match &mut self.bench {
                     Some(bench) => bench,
                     none => {
@@ -795,7 +800,6 @@ impl Stage {
                         none.insert(bench)
                     }
                 };
-                around.target.claim()?;
                 bench.run(contender, load, around.stop)
             }
         }

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Advice, fadvise};
 use rustix::mount::{FsOpenFlags, UnmountFlags, fsopen, unmount};
 use tempfile::TempDir;
 use ucrypt_backend::{FileBackend, OpenOptions};
@@ -118,6 +119,10 @@ const HEADER_BYTES: u64 = 4 << 20;
 /// Where the data of the LUKS2 image begins, in bytes: where cryptsetup begins them.
 const LUKS2_DATA_BYTES: u64 = target::HEADER_BYTES;
 
+/// Bytes of the files of headers beside a block device: one of LUKS1 and one of LUKS2, which are made with some data
+/// behind them.
+pub(crate) const HEADERS_BYTES: u64 = 24 << 20;
+
 /// Bytes of the images of these contenders for `len` bytes of data.
 pub(crate) fn bytes_of_images(len: u64, contenders: &[Contender]) -> u64 {
     let mut more = 0u64;
@@ -193,7 +198,13 @@ fn fill(
         file.write_all(&data)?;
         done.store((mib + 1) << 20, Ordering::Relaxed);
     }
-    file.sync_all()
+    file.sync_all()?;
+    forget(file)
+}
+
+/// Takes what was written out of the page cache: a contender without direct I/O would read it from there.
+fn forget(file: &File) -> io::Result<()> {
+    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
 }
 
 impl Images {
@@ -281,7 +292,8 @@ impl Images {
             Image::Sectors4096 => self.luks2(stop)?,
         };
         device.write_all_at(&fs::read(header)?, 0)?;
-        device.sync_all()
+        device.sync_all()?;
+        forget(device)
     }
 
     /// The build that a server of ours is of.

@@ -37,8 +37,49 @@ pub struct Restore {
     /// The writes, for [`write_verified`](crate::write_verified).
     pub writes: Vec<Write>,
     /// Whether a key of the old header or of the backup opens the volume after an interruption at any of
-    /// the writes. If not, the old header has to be saved before the first write.
+    /// the writes, as far as the old header is whole. If not, it has to be saved before the first write.
     pub survives: bool,
+    /// What is wrong with one copy of the old header.
+    damage: Option<Damage>,
+}
+
+impl Restore {
+    /// The old header as a backup that can be restored: with the good LUKS2 copy in both places.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn old_backup(&self, image: &dyn ReadAt, random: Random<'_>) -> Result<Option<Vec<u8>>> {
+        let Some(old) = &self.old else { return Ok(None) };
+        let mut bytes = old.backup(image)?;
+        if let (Header::Luks2(old), Some(damage)) = (old, &self.damage) {
+            let Write { offset, bytes: copy } = old.write_of(damage.copy, random)?;
+            bytes[offset as usize..][..copy.len()].copy_from_slice(&copy);
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Whether a file that was there before holds the old header. If the old header is damaged, or is that of
+    /// the backup already, an interrupted restore may have saved the one before it there.
+    pub fn is_old_in(&self, file: &[u8]) -> bool {
+        let Ok((saved, _)) = Header::read(&file) else { return false };
+        match &self.old {
+            Some(old) if self.damage.is_none() && !is_same_header(old, &self.header) => {
+                is_same_header(old, &saved)
+            }
+            _ => check_fits(&saved, &self.header).is_ok(),
+        }
+    }
+}
+
+/// Whether two readings found the same header: no key was changed between them.
+fn is_same_header(one: &Header, other: &Header) -> bool {
+    match (one, other) {
+        (Header::Luks1(one), Header::Luks1(other)) => one == other,
+        (Header::Luks2(one), Header::Luks2(other)) => {
+            one.binary.sequence_id == other.binary.sequence_id && one.metadata == other.metadata
+        }
+        _ => false,
+    }
 }
 
 impl Header {
@@ -106,7 +147,8 @@ pub fn restore(image: &dyn ReadAt, backup: &[u8], random: Random<'_>) -> Result<
     }
     let Plan { writes, survives } =
         order::plan(image, &Backup { header: &header, bytes: &bytes }, before, random)?;
-    Ok(Restore { header, old: old.map(|(old, _)| old), foreign, writes, survives })
+    let (old, damage) = old.unzip();
+    Ok(Restore { header, old, foreign, writes, survives, damage: damage.flatten() })
 }
 
 /// A backup and its header.

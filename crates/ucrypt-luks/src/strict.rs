@@ -18,19 +18,6 @@ use crate::new_volume::{OFFSET_ALIGNMENT, wrong_size};
 use crate::pbkdf::{ARGON2_MEMORY_MIN_KIB, ARGON2_TIME_MIN, PBKDF2_ITERATIONS_MIN};
 use crate::volume::Flag;
 
-/// The types of tokens that a header may have: of the format, of programs that enroll keys, and of actions
-/// of this one that were interrupted.
-const TOKENS: &[&str] = &[
-    "luks2-keyring",
-    "systemd-tpm2",
-    "systemd-fido2",
-    "systemd-pkcs11",
-    "systemd-recovery",
-    "clevis",
-    "ucrypt-rotation",
-    "ucrypt-conversion",
-];
-
 /// Where the data of a header is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataPlace {
@@ -163,11 +150,6 @@ impl luks2::Header {
         }
         for (number, digest) in &metadata.digests {
             check_digest(*number, digest)?;
-        }
-        for (number, token) in &metadata.tokens {
-            if !TOKENS.contains(&token.kind.as_str()) {
-                return refused(format!("token {number} is of the unknown type {}", token.kind));
-            }
         }
         if let Some(requirement) = metadata.config.requirements.first() {
             return refused(format!("the header has the requirement \"{requirement}\""));

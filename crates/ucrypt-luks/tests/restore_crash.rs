@@ -11,8 +11,8 @@ use common::{
     zeroes,
 };
 use ucrypt_luks::{
-    Error, Header, HeaderChange, NewVolume, Pbkdf, Tools, find_hash, luks1, restore, to_luks2,
-    write_verified,
+    Error, Header, HeaderChange, NewVolume, Pbkdf, ReadAt, Tools, find_hash, luks1, restore,
+    to_luks2, write_verified,
 };
 use zeroize::Zeroizing;
 
@@ -272,6 +272,43 @@ fn a_backup_with_a_damaged_copy_is_restored_whole_and_a_crash_meanwhile_leaves_a
         let (_, damage) = Header::read(&*restored).unwrap();
         assert!(damage.is_none(), "copy at {copy}: {}", damage.unwrap());
         assert!(opens(&restored, PASSPHRASE).is_some(), "copy at {copy}");
+    }
+}
+
+/// An image of which a sector cannot be read.
+struct BadSector<'a>(&'a [u8], u64);
+
+impl ReadAt for BadSector<'_> {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        let bad = self.1..self.1 + 512;
+        if offset < bad.end && bad.start < offset + buf.len() as u64 {
+            return Err(std::io::Error::other("a bad sector"));
+        }
+        self.0.read_exact_at(offset, buf)
+    }
+}
+
+/// Regression: to look for a keyslot that could be kept made a bad sector the failure of the restore.
+#[test]
+fn a_restore_goes_on_over_a_keyslot_or_a_copy_that_cannot_be_read() {
+    for (image, bad) in [
+        (small_luks2(), 32768),
+        (roomy_luks2(), 32768),
+        (roomy_luks2(), 0),
+        (roomy_luks2(), 16384),
+        (small_luks1(), 4096),
+    ] {
+        let backup = backup_of(&image);
+        let restored = restore(&BadSector(&image, bad), &backup, &mut zeroes).expect("a plan");
+        assert!(restored.survives, "sector at {bad}");
+        let mut after = image.clone();
+        after[bad as usize..bad as usize + 512].fill(0);
+        apply(&mut after, &restored.writes);
+        assert!(opens(&after, PASSPHRASE).is_some(), "sector at {bad}");
     }
 }
 

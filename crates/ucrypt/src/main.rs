@@ -237,7 +237,7 @@ fn main() -> ExitCode {
         Err(failure) => return exit(Err(failure), false),
     };
     if usage {
-        return exit(stdio::print(&usage::usage(Cli::command(), words.first())), false);
+        return exit(stdio::print(&usage::usage(Cli::command(), &words)), false);
     }
     let given = std::iter::once("ucrypt".into()).chain(words.iter().cloned());
     let mut command = help::arranged(Cli::command());

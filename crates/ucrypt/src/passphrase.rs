@@ -234,9 +234,8 @@ impl KeyArgs {
         let place = place.display();
         let remedy = match self.source() {
             Ok(Source::File(file)) if passphrase.ends_with(b"\n") => format!(
-                "the line break at the end of {} is a part of it: --keyfile-size {} leaves it out",
-                file.display(),
-                passphrase.len() - 1
+                "the line break at the end of {} is a part of it: write the file without one (printf %s)",
+                file.display()
             ),
             Ok(Source::Terminal(_) | Source::Agent(_)) => {
                 format!(

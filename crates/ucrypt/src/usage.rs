@@ -29,15 +29,17 @@ pub(crate) fn line<'a>(
     parts.join("; ")
 }
 
-/// The usage line of an action, or of the command if it has no action of this name.
-pub(crate) fn usage(mut command: Command, action: Option<&OsString>) -> String {
+/// How an action is used that begins with these words, or the command if it has no such action.
+pub(crate) fn usage(mut command: Command, words: &[OsString]) -> String {
     command.build();
-    let action = action.and_then(|name| name.to_str());
-    let line = match action.and_then(|name| command.find_subcommand_mut(name)) {
-        Some(action) => action.render_usage(),
-        None => command.render_usage(),
-    };
-    format!("{line}\n")
+    let mut action = &mut command;
+    for name in words.iter().filter_map(|word| word.to_str()) {
+        if action.find_subcommand(name).is_none() {
+            break;
+        }
+        action = action.find_subcommand_mut(name).expect("it was found");
+    }
+    format!("{}\n", action.render_usage())
 }
 
 /// What stands in the place of an action and is none.
@@ -85,12 +87,17 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn the_usage_of_an_action_is_one_line() {
-        let of = |name: &str| usage(Cli::command(), Some(&name.into()));
+    fn the_usage_is_that_of_the_action_and_of_a_part_of_it() {
+        let of = |words: &str| {
+            let words: Vec<OsString> = words.split_whitespace().map(Into::into).collect();
+            usage(Cli::command(), &words)
+        };
         assert_eq!(of("isLuks"), "Usage: ucrypt isLuks [OPTIONS] <IMAGE>\n");
         assert_eq!(of("luksDelKey"), "Usage: ucrypt luksKillSlot [OPTIONS] <IMAGE> <NUMBER>\n");
         assert_eq!(of("nonsense"), "Usage: ucrypt [OPTIONS] <COMMAND>\n");
-        assert_eq!(usage(Cli::command(), None), "Usage: ucrypt [OPTIONS] <COMMAND>\n");
+        assert_eq!(of(""), "Usage: ucrypt [OPTIONS] <COMMAND>\n");
+        assert!(of("lab run more").starts_with("Usage: ucrypt lab run [OPTIONS]"));
+        assert!(of("serve").starts_with("Usage: ucrypt serve [OPTIONS] EXPORT... IMAGE\n"));
     }
 
     #[test]

@@ -533,7 +533,8 @@ fn a_restore_without_room_for_two_keyslots_saves_the_old_header_first() {
     let with_file = [&restore[..], &["--old-header-file", text(&saved)]].concat();
     let ran = ucrypt(&with_file, b"");
     assert!(
-        code(&ran) == 1 && stderr(&ran).contains("exists, and is no saved"),
+        code(&ran) == 1
+            && stderr(&ran).contains("exists and does not hold the header that is there now"),
         "{}",
         stderr(&ran)
     );
@@ -545,11 +546,62 @@ fn a_restore_without_room_for_two_keyslots_saves_the_old_header_first() {
     let first = fs::read(&saved).unwrap();
     good(&ucrypt(&with_file, b""));
     assert!(fs::read(&saved).unwrap() == first);
+    // A header that is another one by now is not taken for saved.
+    good(&ucrypt(&["config", "--label", "later", image], b""));
+    let later = fs::read(image).unwrap();
+    for (file, why) in [
+        (text(&saved), "does not hold the header that is there now"),
+        (text(&backup), "is the backup; name a new file"),
+        (image, "is the header that is overwritten; name a new file"),
+    ] {
+        let ran = ucrypt(&[&restore[..], &["--old-header-file", file]].concat(), b"");
+        assert!(code(&ran) == 1 && stderr(&ran).contains(why), "{}", stderr(&ran));
+        assert!(fs::read(image).unwrap() == later && fs::read(&saved).unwrap() == first);
+    }
     let back = ["luksHeaderRestore", "-q", "--header-backup-file", text(&saved)];
     let other = scratch.path("other");
     good(&ucrypt(&[&back[..], &["--old-header-file", text(&other), image]].concat(), b""));
     assert_eq!((opens(b"one"), opens(b"new")), ([2, 2], [0, 0]));
     assert!(fs::read(image).unwrap() == before);
+}
+
+/// Regression: the way out of a damaged header was refused for want of room for the damaged one.
+#[test]
+fn a_restore_over_a_damaged_header_asks_for_nothing() {
+    let scratch = Scratch::new();
+    for size in ["256k", "1M"] {
+        let image = scratch.make("damaged", 6 << 20);
+        let (image, backup) = (text(&image), scratch.path(&format!("backup-{size}")));
+        let format = ["luksFormat", "-q", "--luks2-keyslots-size", size, "--offset", "8192", image];
+        good(&ucrypt(&[&format[..], &CHEAP].concat(), b"one"));
+        good(&ucrypt(&["luksHeaderBackup", "--header-backup-file", text(&backup), image], b""));
+        let before = fs::read(image).unwrap();
+        // The first copy is gone; another file system lies over it; both are gone.
+        for (lost, magic) in [(0..4096, None), (0..4096, Some(0x438)), (0..32768, None)] {
+            let mut bytes = before.clone();
+            bytes[lost].fill(0);
+            if let Some(at) = magic {
+                bytes[at..at + 2].copy_from_slice(&0xef53_u16.to_le_bytes());
+            }
+            fs::write(image, &bytes).unwrap();
+            let restore = ["luksHeaderRestore", "-q", "--header-backup-file"];
+            let from = |file| [&restore[..], &[text(file)]].concat();
+            if magic.is_some() {
+                // What is saved beforehand can be restored, too.
+                let saved = scratch.path(&format!("saved-{size}"));
+                let option = ["--old-header-file", text(&saved), image];
+                good(&ucrypt(&[&from(&backup)[..], &option].concat(), b""));
+                fs::write(image, &bytes).unwrap();
+                good(&ucrypt(&[&from(&saved)[..], &[image]].concat(), b""));
+            } else {
+                good(&ucrypt(&[&from(&backup)[..], &[image]].concat(), b""));
+            }
+            let test = ["open", "--test-passphrase", image];
+            for program in [UCRYPT, "cryptsetup"] {
+                assert_eq!(code(&run(program, &test, b"one")), 0, "{size}, {magic:?}: {program}");
+            }
+        }
+    }
 }
 
 /// The header names where the data begins in another file, which may be behind the header's end.

@@ -309,7 +309,7 @@ fn a_wrong_passphrase_is_told_with_its_image_and_a_line_break_in_its_key_file() 
     };
     let test = ["open", "--test-passphrase", "--key-file", &key, image];
     let cut =
-        format!("the line break at the end of {key} is a part of it: --keyfile-size 3 leaves");
+        format!("the line break at the end of {key} is a part of it: write the file without one");
     refused(&test, &cut);
     good(&ucrypt(&[&test[..], &["--keyfile-size", "3"]].concat(), b""));
     let dump = format!("ucrypt luksDump {image} shows the keyslots");

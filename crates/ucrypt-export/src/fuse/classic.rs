@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ucrypt_engine::{Buf, Done, Errno, Io, Queue, QueueConfig, Rejected};
 
@@ -51,7 +51,8 @@ const ROUND_MAX: usize = 16;
 /// by a look for another one.
 const LOOK_EVERY: u32 = 16;
 
-/// How long to wait for memory or descriptors of a new queue.
+/// How long to try to get a new queue, and the pause between two attempts.
+const RENEW_PATIENCE: Duration = Duration::from_secs(5);
 const RENEW_PAUSE: Duration = Duration::from_millis(20);
 
 /// Most requests in the backlog. Each takes some 100 bytes; where there are more, a suspended volume
@@ -318,20 +319,21 @@ impl Classic {
     }
 
     /// Replaces a broken engine queue: its requests fail, the next ones get the new queue. As long as none can be
-    /// had, for want of memory or descriptors, other threads take new requests. Returns `false` if the connection
-    /// ends meanwhile.
+    /// had, for want of memory or descriptors, other threads take new requests. Returns `false` if that takes too long,
+    /// or the connection ends meanwhile.
     fn renew(&mut self) -> bool {
         for Pending { unique, device, .. } in self.pending.drain() {
             self.answers.put(&self.devices, device, unique, Err(Errno::IO));
         }
         self.answers.send(&self.devices);
+        let until = Instant::now() + RENEW_PATIENCE;
         loop {
             match queue(&self.file, &self.devices, self.share) {
                 Ok(new) => {
                     (self.queue, self.waiter) = new;
                     return true;
                 }
-                Err(_) if self.devices[0].is_connected() => {
+                Err(_) if Instant::now() < until && self.devices[0].is_connected() => {
                     for (Pending { unique, device, .. }, _) in self.backlog.drain(..) {
                         self.answers.put(&self.devices, device, unique, Err(Errno::IO));
                     }

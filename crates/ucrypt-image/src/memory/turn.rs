@@ -13,6 +13,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -30,8 +31,10 @@ const QUEUE_OF_ROOT: &str = "LN_memory-hard-access";
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long to wait for memory while no other derivation holds any.
 const PATIENCE_ALONE: Duration = Duration::from_secs(2);
-/// How long to wait for derivations of other users, which take no lock of this one.
+/// How long to wait for derivations of other users, which take no lock of this one; all derivations of this process
+/// together, because the others may be servers, which never end.
 const PATIENCE_OTHERS: Duration = Duration::from_secs(60);
+static OTHERS_SINCE: OnceLock<Instant> = OnceLock::new();
 /// After this time, tell that it takes long.
 const SILENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -82,7 +85,7 @@ pub(super) fn take(bytes: u64, waits: &dyn Fn()) -> Result<Turn, String> {
 /// there still is no room, refuses where a control group would kill the process, and goes on where
 /// only the machine is short: it may have caches of which it does not tell.
 fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool, String> {
-    let (begun, mut alone_since, mut pause) = (Instant::now(), None, PAUSE);
+    let (mut alone_since, mut pause) = (None, PAUSE);
     loop {
         let tightest = cgroup::limits().into_iter().min_by_key(|limit| limit.room);
         let of_group = tightest.as_ref().map_or(u64::MAX, |limit| limit.room);
@@ -92,7 +95,10 @@ fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool,
         }
         if in_use.is_some_and(is_held) {
             alone_since = None;
-        } else if begun.elapsed() < PATIENCE_OTHERS && others_derive(Path::new(PROCESSES)) {
+        } else if OTHERS_SINCE.get().is_none_or(|since| since.elapsed() < PATIENCE_OTHERS)
+            && others_derive(Path::new(PROCESSES))
+        {
+            OTHERS_SINCE.get_or_init(Instant::now);
             alone_since = None;
             pause = (2 * pause).min(PAUSE_OTHERS);
         } else if alone_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE_ALONE {

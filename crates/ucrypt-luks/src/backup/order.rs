@@ -11,14 +11,16 @@
 //!    front of which its second sector holds nothing that is in use,
 //! 3. the rest is written.
 //!
-//! Without free room, an interruption may leave no key ([`Plan::survives`]).
+//! Without free room, an interruption may leave no key ([`Plan::survives`]). A header of which a copy or the
+//! keyslots cannot be read, or that lies beside the content of somebody else, is not changed first: the
+//! restore is the way out.
 
 use std::ops::Range;
 
 use super::Backup;
 use crate::area::material_len;
 use crate::convert::{SECTOR, gap_beside};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::luks1::{self, HEADER_BYTES, KEYSLOTS, State};
 use crate::luks2::{self, BINARY_BYTES, Copy, Damage};
@@ -30,7 +32,7 @@ const AREA_MAX: u64 = 4 << 20;
 /// The writes of a restore.
 pub(super) struct Plan {
     pub(super) writes: Vec<Write>,
-    /// Whether a key opens the volume after an interruption at any of them.
+    /// Whether a key opens the volume after an interruption at any of them, or the old header is damaged.
     pub(super) survives: bool,
 }
 
@@ -141,25 +143,32 @@ pub(super) fn plan(
 ) -> Result<Plan> {
     let has_key = |header: &Header| !header.volume_keyslots().is_empty();
     let carried = match (old, backup.header) {
-        (Some((old, _)), new) if !has_key(old) || !has_key(new) => None,
+        (Some((old, _)), new) if !has_key(old) || !has_key(new) => Ok(None),
         (Some((Header::Luks1(old), _)), Header::Luks1(new)) => {
-            luks1_over_luks1(image, backup, new, old)?
+            luks1_over_luks1(image, backup, new, old)
         }
         (Some((Header::Luks1(old), _)), Header::Luks2(new)) => {
-            luks2_over_luks1(image, backup, new, old, random)?
+            luks2_over_luks1(image, backup, new, old, random)
         }
         (Some((Header::Luks2(old), damage)), Header::Luks1(new)) => {
-            luks1_over_luks2(image, backup, new, (old, damage), random)?
+            luks1_over_luks2(image, backup, new, (old, damage), random)
         }
         (Some((Header::Luks2(old), damage)), Header::Luks2(new)) => {
-            luks2_over_luks2(image, backup, new, (old, damage), random)?
+            luks2_over_luks2(image, backup, new, (old, damage), random)
         }
-        (None, _) => None,
+        (None, _) => Ok(None),
     };
+    let carried = match carried {
+        Err(Error::Read { .. }) => None,
+        carried => carried?,
+    };
+    let is_unreadable = |old: &Header| matches!(old.backup(image), Err(Error::Read { .. }));
+    let is_damaged = carried.is_none()
+        && old.is_some_and(|(old, damage)| damage.is_some() || is_unreadable(old));
     let is_nothing_lost = old.is_none_or(|(old, _)| !has_key(old)) || !has_key(backup.header);
     Ok(match carried {
         Some(writes) => Plan { writes, survives: true },
-        None => Plan { writes: at_once(backup, old), survives: is_nothing_lost },
+        None => Plan { writes: at_once(backup, old), survives: is_nothing_lost || is_damaged },
     })
 }
 
@@ -232,17 +241,22 @@ fn shelter_in_luks2(
     let own: Vec<Range<u64>> = own.map(|area| area.offset..area.offset + area.size).collect();
     let all: Vec<Range<u64>> = new.iter().map(|place| place.area.clone()).collect();
     let ones = all.iter().map(|one| vec![one.clone()]);
+    let mut unreadable = None;
     for beside in std::iter::once(all.clone()).chain(ones) {
         let taken: Vec<Range<u64>> = own.iter().cloned().chain(beside).collect();
         for number in Header::Luks2(Box::new(old.clone())).volume_keyslots() {
             let area = &old.metadata.keyslots[&number].area;
             let Some(to) = gap_beside(room.clone(), area.size, &taken) else { continue };
-            let material = read_bytes(image, "a keyslot area", area.offset, area.size, AREA_MAX)?;
-            change.move_area(number, to, &material, random)?;
-            return change.finish(random).map(Some);
+            match read_bytes(image, "a keyslot area", area.offset, area.size, AREA_MAX) {
+                Ok(material) => {
+                    change.move_area(number, to, &material, random)?;
+                    return change.finish(random).map(Some);
+                }
+                Err(error) => unreadable = Some(error),
+            }
         }
     }
-    Ok(None)
+    unreadable.map_or(Ok(None), Err)
 }
 
 fn luks1_over_luks1(

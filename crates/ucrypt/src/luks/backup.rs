@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::progress::{Waiting, write_shown};
 use crate::secrecy;
 use crate::stdio::{say, say_line};
+use crate::volume::is_same;
 
 /// Longest backup that is read, in bytes: two copies of 4 MiB, 128 MiB of keyslots, and a page.
 const BACKUP_MAX: u64 = (136 << 20) + 4096;
@@ -63,7 +64,11 @@ pub(crate) fn backup(args: &BackupArgs) -> Result<(), Failure> {
 /// Saves a header, which was read from `image`, in a new file.
 pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
     let _waiting = Waiting::begin(&format!("saving the header in {}", path.display()));
-    let bytes = header.backup(image)?;
+    store(&header.backup(image)?, path)
+}
+
+/// Stores a backup in a new file.
+fn store(bytes: &[u8], path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     // As cryptsetup's: what is written over by mistake is lost.
     let Some(mut made) = NewFile::create(path, READ_ONLY)? else {
@@ -72,7 +77,7 @@ pub(super) fn save(header: &Header, image: &HeaderImage<'_>, path: &Path) -> Res
              be the only one"
         )));
     };
-    made.write(&bytes)
+    made.write(bytes)
         .map_err(|error| Failure::device(format!("cannot write the backup to {shown}: {error}")))?;
     Ok(made.keep()?)
 }
@@ -83,6 +88,14 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let file = args.header_backup_file.display();
     let backup = read_backup(&args.header_backup_file)?;
     let place = args.header.place();
+    for (other, what) in
+        [(place, "the header that is overwritten"), (&args.header_backup_file, "the backup")]
+    {
+        if let Some(saved) = saved.as_ref().filter(|saved| is_same(saved, other)) {
+            let saved = saved.display();
+            return Err(Failure::wrong(format!("{saved} is {what}; name a new file")));
+        }
+    }
     let name = place.display().to_string();
     let look = open_to_look(place)?;
     let image = HeaderImage(&look);
@@ -120,8 +133,8 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     }
     check_survives(&name, &now, saved.as_deref())?;
     reserve(&lock, place, &now.writes)?;
-    if let (Some(saved), Some(old)) = (saved, &now.old) {
-        save_old(old, &medium, saved)?;
+    if let Some(saved) = saved {
+        save_old(&now, &medium, saved)?;
     }
     let what = format!("restoring the header of {name}");
     write_shown(&what, &medium, &now.writes).map_err(|error| {
@@ -148,18 +161,21 @@ fn check_survives(name: &str, restore: &Restore, saved: Option<&Path>) -> Result
 }
 
 /// Saves the header that is about to be overwritten. A file that is there already may be the work of a
-/// restore that was interrupted: it stays if it fits this volume.
-fn save_old(old: &Header, medium: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
-    if !path.exists() {
-        return save(old, medium, path);
+/// restore that was interrupted: it stays if it holds this header.
+fn save_old(restore: &Restore, medium: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
+    if path.exists() {
+        if restore.is_old_in(&read_backup(path)?) {
+            return Ok(());
+        }
+        let shown = path.display();
+        return Err(Failure::wrong(format!(
+            "{shown} exists and does not hold the header that is there now; name a new file"
+        )));
     }
-    let fits = restore_from(medium, &read_backup(path)?, &mut secrecy::random);
-    fits.map(drop).map_err(|error| {
-        Failure::wrong(format!(
-            "{} exists, and is no saved header of this volume: {error}; name a new file",
-            path.display()
-        ))
-    })
+    match restore.old_backup(medium, &mut secrecy::random)? {
+        Some(bytes) => store(&bytes, path),
+        None => Ok(()),
+    }
 }
 
 /// Whether two readings of an image find the same to be overwritten.

@@ -153,7 +153,7 @@ const SAMPLES: &[Sample] = &[
             ("/srv/work.img", "new.img"),
             ("10G", "1G"),
             ("\"work new.img etc/keys", "\" work $PWD/new.img $PWD/etc/keys"),
-            ("luks\"", "luks,as=loop\""),
+            ("luks,nofail", "luks,as=loop"),
             ("tach work", "tach --ucrypttab etc/ucrypttab work"),
             ("mkfs.ext4", "mkfs.ext4 -q"),
             ("mkdir /work", "mkdir work"),
