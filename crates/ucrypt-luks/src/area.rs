@@ -38,11 +38,7 @@ impl Area<'_> {
     /// Reads, decrypts and merges the area. The result is the volume key if `area_key` is right,
     /// and noise otherwise.
     pub(crate) fn open(&self, image: &dyn ReadAt, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>> {
-        // cryptsetup reads from the begin of the sector then. Nobody makes such a header.
-        if !self.offset.is_multiple_of(SECTOR_BYTES) {
-            let problem = format!("it begins inside a sector, at byte {}", self.offset);
-            return Err(Error::damaged("keyslot area", problem));
-        }
+        self.check_place()?;
         let cipher = self.keyed(area_key)?;
         let limit = material_len(KEY_LEN_MAX as u32, STRIPES);
         let length = material_len(self.key_len, self.stripes);
@@ -53,6 +49,15 @@ impl Area<'_> {
         af::merge(&area[..split], self.key_len as usize, self.hash)
     }
 
+    /// cryptsetup uses the begin of the sector where an area begins inside one. Nobody makes such a header.
+    fn check_place(&self) -> Result<()> {
+        if self.offset.is_multiple_of(SECTOR_BYTES) {
+            return Ok(());
+        }
+        let problem = format!("it begins inside a sector, at byte {}", self.offset);
+        Err(Error::damaged("keyslot area", problem))
+    }
+
     /// Splits and encrypts `volume_key`. Returns the bytes of the area, for the caller to write at
     /// [`offset`](Self::offset).
     pub(crate) fn seal(
@@ -61,6 +66,7 @@ impl Area<'_> {
         area_key: &[u8],
         random: Random<'_>,
     ) -> Result<Vec<u8>> {
+        self.check_place()?;
         let cipher = self.keyed(area_key)?;
         let split = af::split(volume_key, self.stripes, self.hash, random)?;
         let mut area = Zeroizing::new(zeroed(material_len(self.key_len, self.stripes))?);

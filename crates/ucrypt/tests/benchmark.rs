@@ -183,7 +183,7 @@ fn numbers_that_break_a_rule_are_refused_with_the_rule() {
         ("-c aes-xts-plain64 -s 128", "256, 384 or 512 bits"),
         ("-c aes-xts-plain64 -s 0", "256, 384 or 512 bits"),
         ("-c aes-xts-plain64 -s 8888888888888888888", "256, 384 or 512 bits"),
-        ("-c aes-xts-plain64 -s 257", "a multiple of 8 bits"),
+        ("-c aes-xts-plain64 -s 257", "no multiple of 8 bits"),
         ("-c cast5-xts-plain64", "blocks of 16 bytes"),
         ("-s 256", "--cipher"),
         ("-c aes-xts-plain64 --sector-size 513", "512, 1024, 2048 or 4096"),

@@ -35,6 +35,8 @@ const PATIENCE_ALONE: Duration = Duration::from_secs(2);
 /// together, because the others may be servers, which never end.
 const PATIENCE_OTHERS: Duration = Duration::from_secs(60);
 static OTHERS_SINCE: OnceLock<Instant> = OnceLock::new();
+/// Bytes that each of several derivations takes besides its memory: stacks, and the program's pages, which are locked.
+const BESIDES: u64 = 8 << 20;
 /// After this time, tell that it takes long.
 const SILENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -90,10 +92,12 @@ fn admit(bytes: u64, in_use: Option<&Path>, wait: &mut Wait<'_>) -> Result<bool,
         let tightest = cgroup::limits().into_iter().min_by_key(|limit| limit.room);
         let of_group = tightest.as_ref().map_or(u64::MAX, |limit| limit.room);
         let room = of_group.min(machine::free_memory());
-        if bytes <= room {
-            return Ok(bytes.saturating_mul(2) > room);
+        let is_held = in_use.is_some_and(is_held);
+        let with_besides = bytes.saturating_add(BESIDES);
+        if bytes <= room && (!is_held || with_besides <= room) {
+            return Ok(with_besides.saturating_mul(2) > room);
         }
-        if in_use.is_some_and(is_held) {
+        if is_held {
             alone_since = None;
         } else if OTHERS_SINCE.get().is_none_or(|since| since.elapsed() < PATIENCE_OTHERS)
             && others_derive(Path::new(PROCESSES))
