@@ -573,7 +573,7 @@ fn a_restore_over_a_damaged_header_asks_for_nothing() {
         let image = scratch.make("damaged", 6 << 20);
         let (image, backup) = (text(&image), scratch.path(&format!("backup-{size}")));
         let format = ["luksFormat", "-q", "--luks2-keyslots-size", size, "--offset", "8192", image];
-        good(&ucrypt(&[&format[..], &CHEAP].concat(), b"one"));
+        good(&ucrypt(&[&format[..], CHEAP].concat(), b"one"));
         good(&ucrypt(&["luksHeaderBackup", "--header-backup-file", text(&backup), image], b""));
         let before = fs::read(image).unwrap();
         // The first copy is gone; another file system lies over it; both are gone.
