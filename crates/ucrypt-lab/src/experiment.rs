@@ -240,23 +240,14 @@ fn off(exact: Calibration, seed: u64) -> Calibration {
         #[expect(clippy::cast_sign_loss, reason = "both are positive")]
         figure.map(|ns| (ns as f64 * factor) as u64)
     };
-    let Calibration {
-        cipher,
-        wake_latency,
-        wake_latency_slept,
-        wake_cost,
-        enqueue_cost,
-        copy_penalty,
-        copy,
-    } = exact;
     Calibration {
-        cipher: off(cipher),
-        wake_latency: off(wake_latency),
-        wake_latency_slept: off(wake_latency_slept),
-        wake_cost: off(wake_cost),
-        enqueue_cost: off(enqueue_cost),
-        copy_penalty: off(copy_penalty),
-        copy: off(copy),
+        cipher: off(exact.cipher),
+        wake_latency: off(exact.wake_latency),
+        wake_latency_slept: off(exact.wake_latency_slept),
+        wake_cost: off(exact.wake_cost),
+        enqueue_cost: off(exact.enqueue_cost),
+        copy_penalty: off(exact.copy_penalty),
+        copy: off(exact.copy),
     }
 }
 

@@ -198,13 +198,7 @@ fn fill(
         file.write_all(&data)?;
         done.store((mib + 1) << 20, Ordering::Relaxed);
     }
-    file.sync_all()?;
-    forget(file)
-}
-
-/// Takes what was written out of the page cache: a contender without direct I/O would read it from there.
-fn forget(file: &File) -> io::Result<()> {
-    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
+    Ok(())
 }
 
 impl Images {
@@ -291,9 +285,9 @@ impl Images {
             Image::Sectors512 => self.path("luks.img"),
             Image::Sectors4096 => self.luks2(stop)?,
         };
-        device.write_all_at(&fs::read(header)?, 0)?;
-        device.sync_all()?;
-        forget(device)
+        let bytes = fs::read(header)?;
+        let len = bytes.len() as u64;
+        self.write(device, len, (stop, &|| ()), move |device, _| device.write_all_at(&bytes, 0))
     }
 
     /// The build that a server of ours is of.
@@ -358,6 +352,23 @@ impl Images {
         (offset, len): (u64, u64),
         (stop, progress): (&AtomicBool, Filling<'_>),
     ) -> io::Result<()> {
+        let done = Arc::new(AtomicU64::new(0));
+        let written = done.clone();
+        let look = || progress(done.load(Ordering::Relaxed), len);
+        self.write(file, len, (stop, &look), move |file, stop| {
+            fill(file, (offset, len), stop, &written)
+        })
+    }
+
+    /// Writes `len` bytes, to a file or a device that may never answer, and takes them out of the page cache: a
+    /// contender without direct I/O would read them from there.
+    fn write(
+        &self,
+        file: &File,
+        len: u64,
+        (stop, look): (&AtomicBool, &dyn Fn()),
+        write: impl FnOnce(&File, &AtomicBool) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
         let failed = |error: io::Error| {
             let place = self.device.as_ref().map_or(self.dir.path(), |(device, _)| device);
             let place = place.display();
@@ -366,11 +377,12 @@ impl Images {
         // Few disks write a file as slowly as that.
         let limit = PATIENCE + Duration::from_secs(4 * len / SLOW_BYTES_S);
         let file = file.try_clone()?;
-        let done = Arc::new(AtomicU64::new(0));
-        let written = done.clone();
-        let work: Work<()> = Box::new(move |stop| fill(&file, (offset, len), stop, &written));
-        let look = || progress(done.load(Ordering::Relaxed), len);
-        bounded::carry_out(vec![work], limit, stop, &look).map_err(failed)?;
+        let work: Work<()> = Box::new(move |stop| {
+            write(&file, stop)?;
+            file.sync_all()?;
+            Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
+        });
+        bounded::carry_out(vec![work], limit, stop, look).map_err(failed)?;
         Ok(())
     }
 
