@@ -10,7 +10,7 @@ use crate::area::material_len;
 use crate::error::{Error, Result};
 use crate::header::Header;
 use crate::luks1::HEADER_BYTES;
-use crate::luks2::{self, Damage, HEADER_SIZES, Kept};
+use crate::luks2::{self, Damage, HEADER_SIZES, Kept, KeyslotKind};
 use crate::medium::{Random, ReadAt, Write, read_bytes};
 use crate::signature::{self, Signature};
 
@@ -58,27 +58,31 @@ impl Restore {
         Ok(Some(bytes))
     }
 
-    /// Whether a file that was there before holds the old header. If the old header is damaged, or is that of
-    /// the backup already, an interrupted restore may have saved the one before it there.
+    /// Whether a file that was there before holds a header with each key of the old one that the backup does
+    /// not have: then an interrupted restore of this backup saved it there, or it is the old header itself.
     pub fn is_old_in(&self, file: &[u8]) -> bool {
         let Ok((saved, _)) = Header::read(&file) else { return false };
-        match &self.old {
-            Some(old) if self.damage.is_none() && !is_same_header(old, &self.header) => {
-                is_same_header(old, &saved)
-            }
-            _ => check_fits(&saved, &self.header).is_ok(),
-        }
+        let kept = [salts(&saved), salts(&self.header)].concat();
+        let old = self.old.as_ref().map(salts).unwrap_or_default();
+        check_fits(&saved, &self.header).is_ok() && old.iter().all(|salt| kept.contains(salt))
     }
 }
 
-/// Whether two readings found the same header: no key was changed between them.
-fn is_same_header(one: &Header, other: &Header) -> bool {
-    match (one, other) {
-        (Header::Luks1(one), Header::Luks1(other)) => one == other,
-        (Header::Luks2(one), Header::Luks2(other)) => {
-            one.binary.sequence_id == other.binary.sequence_id && one.metadata == other.metadata
+/// The salts of all keyslots in use. Each key has its own, wherever its keyslot lies.
+fn salts(header: &Header) -> Vec<&[u8]> {
+    match header {
+        Header::Luks1(header) => {
+            let active = header.keyslots.iter().filter(|keyslot| keyslot.is_active());
+            active.map(|keyslot| &keyslot.salt[..]).collect()
         }
-        _ => false,
+        Header::Luks2(header) => {
+            let kinds = header.metadata.keyslots.values().map(|keyslot| &keyslot.kind);
+            let salts = kinds.filter_map(|kind| match kind {
+                KeyslotKind::Luks2 { salt, .. } => Some(&salt[..]),
+                KeyslotKind::Other(_) => None,
+            });
+            salts.collect()
+        }
     }
 }
 

@@ -62,6 +62,7 @@ fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
     let (key, data) = (volume_key(image), read(image).data_offset() as usize);
     let medium = Recorder::new(image);
     let planned = restore(&medium, &backup, &mut zeroes).unwrap();
+    let old = planned.old_backup(&medium, &mut zeroes).unwrap().expect("a header");
     assert_eq!(planned.survives, one_opens, "{what}");
     write_verified(&medium, &planned.writes).unwrap();
     let (mut without_key, mut number) = (0, 0);
@@ -80,6 +81,7 @@ fn cut(what: &str, image: &[u8], saved: &[u8], one_opens: bool) {
         let mut again = crashed.clone();
         let next = restore(crashed, &backup, &mut zeroes).unwrap();
         assert!(next.survives || !one_opens, "{what}: the next restore has no room");
+        assert!(next.is_old_in(&old), "{what}: the saved header is not recognised");
         apply(&mut again, &next.writes);
         assert!(backup_of(&again) == backup, "{what}: the next restore is not the end");
     });

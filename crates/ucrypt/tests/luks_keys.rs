@@ -533,8 +533,7 @@ fn a_restore_without_room_for_two_keyslots_saves_the_old_header_first() {
     let with_file = [&restore[..], &["--old-header-file", text(&saved)]].concat();
     let ran = ucrypt(&with_file, b"");
     assert!(
-        code(&ran) == 1
-            && stderr(&ran).contains("exists and does not hold the header that is there now"),
+        code(&ran) == 1 && stderr(&ran).contains("exists and does not hold the keys of the header"),
         "{}",
         stderr(&ran)
     );
@@ -547,10 +546,10 @@ fn a_restore_without_room_for_two_keyslots_saves_the_old_header_first() {
     good(&ucrypt(&with_file, b""));
     assert!(fs::read(&saved).unwrap() == first);
     // A header that is another one by now is not taken for saved.
-    good(&ucrypt(&["config", "--label", "later", image], b""));
+    good(&ucrypt(&[&format[..], &again].concat(), b"later"));
     let later = fs::read(image).unwrap();
     for (file, why) in [
-        (text(&saved), "does not hold the header that is there now"),
+        (text(&saved), "does not hold the keys of the header"),
         (text(&backup), "is the backup; name a new file"),
         (image, "is the header that is overwritten; name a new file"),
     ] {

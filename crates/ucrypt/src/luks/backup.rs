@@ -161,7 +161,7 @@ fn check_survives(name: &str, restore: &Restore, saved: Option<&Path>) -> Result
 }
 
 /// Saves the header that is about to be overwritten. A file that is there already may be the work of a
-/// restore that was interrupted: it stays if it holds this header.
+/// restore that was interrupted: it stays if it holds the keys of this header.
 fn save_old(restore: &Restore, medium: &HeaderImage<'_>, path: &Path) -> Result<(), Failure> {
     if path.exists() {
         if restore.is_old_in(&read_backup(path)?) {
@@ -169,7 +169,7 @@ fn save_old(restore: &Restore, medium: &HeaderImage<'_>, path: &Path) -> Result<
         }
         let shown = path.display();
         return Err(Failure::wrong(format!(
-            "{shown} exists and does not hold the header that is there now; name a new file"
+            "{shown} exists and does not hold the keys of the header that is there now; name a new file"
         )));
     }
     match restore.old_backup(medium, &mut secrecy::random)? {
