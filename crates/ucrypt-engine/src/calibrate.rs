@@ -18,6 +18,7 @@ use ucrypt_dispatch::{ChunkId, Estimates};
 use ucrypt_sector::{SectorCipher, SectorOptions};
 
 use crate::executor::{Clock, Monotonic, WorkerPool as _};
+use crate::keys::scrub_own_stack;
 use crate::segments::{CipherOp, Segment, Segments};
 use crate::waker::Waker;
 use crate::workers::{Inbox, Job, Transformed, Workers};
@@ -63,7 +64,10 @@ pub struct Calibration {
 impl Calibration {
     pub(crate) fn new(segments: &Segments, workers: Option<&Workers>) -> Self {
         let waits = Waits::of_this_thread();
-        Self::measure(segments, workers, &|| waits.ns())
+        let measured = Self::measure(segments, workers, &|| waits.ns());
+        // The caller may not run a cipher again.
+        scrub_own_stack();
+        measured
     }
 
     fn measure(segments: &Segments, workers: Option<&Workers>, waited: Waited<'_>) -> Self {
@@ -324,7 +328,9 @@ fn cipher_ns(segments: &Segments) -> Option<u64> {
         return Some(0);
     };
     let clock = Monotonic::new();
-    let plain = vec![0; SAMPLE_BYTES];
+    // Nobody finds the ciphertext of something known in the memory that is freed here.
+    let mut plain = vec![0; SAMPLE_BYTES];
+    fastrand::fill(&mut plain);
     let mut data = vec![0; SAMPLE_BYTES];
     let rounds = (0..ROUNDS).map(|_| {
         let started = clock.now_ns();

@@ -27,6 +27,11 @@ mod md5_sha1;
 use gcrypt_bug::GcryptWhirlpool;
 use md5_sha1::Md5Sha1;
 
+use crate::stack::scrub_stack;
+
+/// Bytes of stack, at most, that PBKDF2 takes.
+const PBKDF2_STACK_BYTES: usize = 16 << 10;
+
 /// Declares the enum, its names and the dispatch to the implementations from one table, so that
 /// they cannot drift apart.
 macro_rules! hashes {
@@ -64,8 +69,9 @@ macro_rules! hashes {
                 }
             }
 
-            /// PBKDF2 with HMAC of this hash (RFC 8018), filling `out`.
-            pub fn pbkdf2(self, password: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
+            // Never part of its caller, which scrubs the stack below itself.
+            #[inline(never)]
+            fn fill_by_pbkdf2(self, password: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
                 // `pbkdf2` fails only for a key length that HMAC refuses, and HMAC accepts all.
                 let _: Result<(), digest::InvalidLength> = match self {
                     $(Self::$variant => pbkdf2::pbkdf2::<$hmac<$inner>>(
@@ -142,6 +148,12 @@ impl Hash {
         names
             .chain(ALIASES.iter().copied())
             .find_map(|(known, hash)| known.eq_ignore_ascii_case(name).then_some(hash))
+    }
+
+    /// PBKDF2 with HMAC of this hash (RFC 8018), filling `out`.
+    pub fn pbkdf2(self, password: &[u8], salt: &[u8], iterations: u32, out: &mut [u8]) {
+        self.fill_by_pbkdf2(password, salt, iterations, out);
+        scrub_stack::<PBKDF2_STACK_BYTES>();
     }
 
     /// The digest of the concatenated `parts`.

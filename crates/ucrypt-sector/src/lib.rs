@@ -39,6 +39,7 @@ mod sector;
 #[cfg(target_arch = "x86_64")]
 mod serpent;
 mod spec;
+mod stack;
 mod twofish;
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod vector;
@@ -60,3 +61,4 @@ pub use names::{Cipher, EssivHash, IvMode, Mode};
 pub use options::SectorOptions;
 pub use sector::SectorCipher;
 pub use spec::CipherSpec;
+pub use stack::scrub_stack;

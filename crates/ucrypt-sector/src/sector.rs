@@ -8,7 +8,11 @@ use crate::{
     CipherSpec, Kernel, KeyError, RunError, SectorOptions,
     keyed::{Keyed, keys},
     mode::{BLOCK_MAX, SECTORS_MAX, WIDE_TWEAK},
+    stack::scrub_stack,
 };
+
+/// Bytes of stack, at most, that setting a key takes.
+const SETUP_STACK_BYTES: usize = 32 << 10;
 
 /// Encrypts and decrypts runs of sectors under one key.
 ///
@@ -55,6 +59,7 @@ impl SectorCipher {
         }
         let fits = spec.key_sizes().contains(key.len());
         let keys = fits.then(|| keys(spec, kernel, key, options.sector_size)).flatten();
+        scrub_stack::<SETUP_STACK_BYTES>();
         let keys = keys.ok_or_else(|| KeyError::Length {
             spec: spec.to_string(),
             len: key.len(),
@@ -94,6 +99,12 @@ impl SectorCipher {
     /// even if others read it meanwhile or the process ends.
     pub fn streams(&self) -> bool {
         self.keys.iter().all(|key| key.mode.streams())
+    }
+
+    /// Bytes of the stack below its caller on which a run may leave parts of the key schedule, such as round
+    /// keys that did not fit into registers, and of the data.
+    pub fn stack_bytes(&self) -> usize {
+        if self.streams() { 4 << 10 } else { 16 << 10 }
     }
 
     /// As [`encrypt`](Self::encrypt), for an output that is not read soon. If the cipher

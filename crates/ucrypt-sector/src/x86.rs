@@ -11,6 +11,7 @@
 
 mod bytes;
 mod gfni;
+mod registers;
 mod words;
 mod xmm;
 mod ymm;
@@ -21,6 +22,7 @@ use std::arch::x86_64::{__cpuid, _MM_HINT_T0, _mm_prefetch, _mm_sfence};
 use crate::Kernel;
 pub(crate) use bytes::Bytes;
 pub(crate) use gfni::matrix;
+pub(crate) use registers::clear_vectors;
 pub(crate) use words::Words;
 pub(crate) use xmm::Xmm;
 /// The vector of one block.

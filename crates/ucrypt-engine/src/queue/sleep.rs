@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
+use crate::keys::scrub_own_stack;
 use crate::tuning::ANSWER_SPIN_LOOKS;
 use crate::waker::Waker;
 use crate::workers::{DoneJob, Job};
@@ -160,6 +161,7 @@ impl Queue {
 
     /// Sleeps until an event arrives. The caller has just checked all sources of events.
     fn sleep(&mut self) -> io::Result<()> {
+        scrub_own_stack();
         match &mut self.ring {
             RingOf::Nobody => {}
             RingOf::Backend => {
@@ -185,6 +187,7 @@ impl Queue {
 
     /// The thread that drives this queue is about to sleep elsewhere; nothing is in flight.
     pub fn rest(&mut self) {
+        scrub_own_stack();
         self.publish_rest();
         self.set_awake(false);
     }
@@ -208,6 +211,7 @@ impl Queue {
             }
         }
         self.set_awake(false);
+        scrub_own_stack();
         true
     }
 

@@ -27,6 +27,7 @@ mod held_exec;
 mod hung_image;
 mod image;
 mod installed;
+mod key_residue;
 mod lab;
 mod lab_advise;
 mod lab_exports;

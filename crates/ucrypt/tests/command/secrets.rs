@@ -17,12 +17,13 @@ use crate::server::await_that;
 /// Mappings larger than this, in bytes, are data buffers and are not searched.
 const MAPPING_MAX: u64 = 256 << 20;
 
-/// Where a process has these bytes in its memory.
-pub(crate) fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
+/// Passes the memory of a process on, except data buffers: the address of each mapping, its line in the list of
+/// mappings, and its bytes.
+pub(crate) fn each_mapping(process: Pid, mut look: impl FnMut(u64, &str, &[u8])) {
     let pid = process.as_raw_nonzero();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("its mappings");
     let memory = File::open(format!("/proc/{pid}/mem")).expect("only root reads the memory");
-    let (mut found, mut read) = (Vec::new(), 0);
+    let mut read = 0;
     for line in maps.lines() {
         let (range, rest) = line.split_once(' ').expect("a range");
         let (start, end) = range.split_once('-').expect("a start and an end");
@@ -35,11 +36,19 @@ pub(crate) fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
         // Skip what was unmapped meanwhile.
         if memory.read_exact_at(&mut bytes, start).is_ok() {
             read += bytes.len();
-            let at = bytes.windows(secret.len()).position(|window| window == secret);
-            found.extend(at.map(|at| format!("{:x} in {line}", start + at as u64)));
+            look(start, line, &bytes);
         }
     }
     assert!(read > 1 << 20, "the memory of {pid} was not read");
+}
+
+/// Where a process has these bytes in its memory.
+pub(crate) fn found_in(process: Pid, secret: &[u8]) -> Vec<String> {
+    let mut found = Vec::new();
+    each_mapping(process, |start, line, bytes| {
+        let at = bytes.windows(secret.len()).position(|window| window == secret);
+        found.extend(at.map(|at| format!("{:x} in {line}", start + at as u64)));
+    });
     found
 }
 
