@@ -104,7 +104,7 @@ impl SectorCipher {
     /// Bytes of the stack below its caller on which a run may leave parts of the key schedule, such as round
     /// keys that did not fit into registers, and of the data.
     pub fn stack_bytes(&self) -> usize {
-        if self.streams() { 4 << 10 } else { 16 << 10 }
+        if self.streams() { 3 << 10 } else { 16 << 10 }
     }
 
     /// As [`encrypt`](Self::encrypt), for an output that is not read soon. If the cipher

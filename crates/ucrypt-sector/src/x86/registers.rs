@@ -5,26 +5,27 @@ use std::arch::asm;
 /// Clears the vector registers. What is left in them is stored on the stack by signals, and by the dynamic
 /// linker when it looks for a function.
 pub(crate) fn clear_vectors() {
-    if is_x86_feature_detected!("avx512f") {
+    // An instruction on a part of a register clears the rest, too, and long ones would slow some processors down.
+    if is_x86_feature_detected!("avx512vl") {
         // SAFETY: the processor has the instructions, and all vector registers are declared to be overwritten.
         unsafe {
             asm!(
-                "vpxord zmm16, zmm16, zmm16",
-                "vpxord zmm17, zmm17, zmm17",
-                "vpxord zmm18, zmm18, zmm18",
-                "vpxord zmm19, zmm19, zmm19",
-                "vpxord zmm20, zmm20, zmm20",
-                "vpxord zmm21, zmm21, zmm21",
-                "vpxord zmm22, zmm22, zmm22",
-                "vpxord zmm23, zmm23, zmm23",
-                "vpxord zmm24, zmm24, zmm24",
-                "vpxord zmm25, zmm25, zmm25",
-                "vpxord zmm26, zmm26, zmm26",
-                "vpxord zmm27, zmm27, zmm27",
-                "vpxord zmm28, zmm28, zmm28",
-                "vpxord zmm29, zmm29, zmm29",
-                "vpxord zmm30, zmm30, zmm30",
-                "vpxord zmm31, zmm31, zmm31",
+                "vpxord xmm16, xmm16, xmm16",
+                "vpxord xmm17, xmm17, xmm17",
+                "vpxord xmm18, xmm18, xmm18",
+                "vpxord xmm19, xmm19, xmm19",
+                "vpxord xmm20, xmm20, xmm20",
+                "vpxord xmm21, xmm21, xmm21",
+                "vpxord xmm22, xmm22, xmm22",
+                "vpxord xmm23, xmm23, xmm23",
+                "vpxord xmm24, xmm24, xmm24",
+                "vpxord xmm25, xmm25, xmm25",
+                "vpxord xmm26, xmm26, xmm26",
+                "vpxord xmm27, xmm27, xmm27",
+                "vpxord xmm28, xmm28, xmm28",
+                "vpxord xmm29, xmm29, xmm29",
+                "vpxord xmm30, xmm30, xmm30",
+                "vpxord xmm31, xmm31, xmm31",
                 "vzeroall",
                 clobber_abi("sysv64"),
                 options(nomem, nostack),
