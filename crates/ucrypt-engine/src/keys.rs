@@ -92,7 +92,7 @@ fn scrub_from_here(used: Used) -> bool {
         0x1401..=0x2000 => scrub_stack::<0x2000>(),
         0x2001..=0x4000 => scrub_stack::<0x4000>(),
         0x4001..=0x6000 => scrub_stack::<0x6000>(),
-        _ => scrub_stack::<0x10000>(),
+        _ => scrub_stack::<0xd000>(),
     }
     true
 }

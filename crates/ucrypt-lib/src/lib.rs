@@ -36,7 +36,8 @@
 //! **Bounds.** Calls share half of [`OpenOptions::memory`] as buffers, 8 MiB if not said; each of the eight
 //! that are carried out at the same time takes at most 2 MiB beside, and each server as much as all share.
 //! A key derivation takes what its keyslot asks for, once it is sure
-//! that the machine and its control groups have it; derivations of several processes take turns.
+//! that the machine and its control groups have it; derivations of several processes take turns. Reads and
+//! writes take up to 96 KiB of the calling thread's stack.
 //!
 //! **Secrets.** Keys are wiped when they are no longer needed, and so is the stack on which they were
 //! handled. A passphrase that is passed in belongs to the caller, who wipes it. The process itself is

@@ -33,11 +33,13 @@ pub(crate) fn each_mapping(process: Pid, mut look: impl FnMut(u64, &str, &[u8]))
             continue;
         }
         let mut bytes = vec![0; len as usize];
-        // Skip what was unmapped meanwhile.
-        if memory.read_exact_at(&mut bytes, start).is_ok() {
-            read += bytes.len();
-            look(start, line, &bytes);
+        // The end may have been unmapped meanwhile.
+        let mut there = 0;
+        while let Ok(more @ 1..) = memory.read_at(&mut bytes[there..], start + there as u64) {
+            there += more;
         }
+        read += there;
+        look(start, line, &bytes[..there]);
     }
     assert!(read > 1 << 20, "the memory of {pid} was not read");
 }
