@@ -18,7 +18,7 @@ use ucrypt_dispatch::{ChunkId, Estimates};
 use ucrypt_sector::{SectorCipher, SectorOptions};
 
 use crate::executor::{Clock, Monotonic, WorkerPool as _};
-use crate::keys::scrub_own_stack;
+use crate::residue;
 use crate::segments::{CipherOp, Segment, Segments};
 use crate::waker::Waker;
 use crate::workers::{Inbox, Job, Transformed, Workers};
@@ -66,7 +66,7 @@ impl Calibration {
         let waits = Waits::of_this_thread();
         let measured = Self::measure(segments, workers, &|| waits.ns());
         // The caller may not run a cipher again.
-        scrub_own_stack();
+        residue::scrub();
         measured
     }
 

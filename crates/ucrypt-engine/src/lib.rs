@@ -11,6 +11,7 @@
 //! - [`meters`]: what operators watch, counted by each queue;
 //! - [`JobRings`]: where chunks wait for workers, which both have in common;
 //! - `workers`: the threads that transform offloaded chunks;
+//! - `residue`: what ciphers leave on the threads that run them;
 //! - `cores`: the cores that queues leave to these threads;
 //! - `range_lock`: excludes other requests from a sector during its read-modify-write.
 
@@ -26,6 +27,7 @@ mod keys;
 pub mod meters;
 pub mod queue;
 mod range_lock;
+mod residue;
 mod segments;
 mod tuning;
 mod volume;

@@ -24,7 +24,7 @@ use ucrypt_backend::{Buf, Errno};
 use ucrypt_dispatch::{BackendTraits, Bounds, Configured, Explored, Machine, Slab, Stats, Urgency};
 
 use crate::counters::Counters;
-use crate::keys::scrub_own_stack;
+use crate::residue;
 use crate::tuning::ALONE_REQUESTS_MIN;
 use crate::volume::Volume;
 use crate::workers::Inbox;
@@ -393,6 +393,6 @@ impl Drop for Queue {
             }
         }
         self.volume.counted().retire(&self.counting.counters);
-        scrub_own_stack();
+        residue::scrub();
     }
 }

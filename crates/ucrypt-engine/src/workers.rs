@@ -21,7 +21,7 @@ use ucrypt_dispatch::ChunkId;
 
 use crate::executor::WorkerPool;
 use crate::jobs::{JobRings, wakes_worker};
-use crate::keys::scrub_own_stack;
+use crate::residue;
 use crate::segments::{CipherOp, Segments};
 use crate::tuning::WORKER_SPIN_LOOKS;
 use crate::waker::Waker;
@@ -308,7 +308,7 @@ impl Shared {
                 job.run().deliver();
                 continue;
             }
-            scrub_own_stack();
+            residue::scrub();
             self.asleep[index].store(sched_getcpu(), Ordering::SeqCst);
             self.idle.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);

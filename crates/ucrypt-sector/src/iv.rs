@@ -37,6 +37,11 @@ pub(crate) enum IvGenerator {
 }
 
 impl IvGenerator {
+    /// Whether it encrypts.
+    pub(crate) fn has_key(&self) -> bool {
+        matches!(self, Self::Essiv(_) | Self::Eboiv(_))
+    }
+
     /// Fills `ivs`, which holds successive IVs of `len` bytes. The first has the number `first`;
     /// each further number is higher by `step`.
     #[inline]

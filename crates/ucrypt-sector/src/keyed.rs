@@ -31,7 +31,7 @@ pub(crate) fn cut<'a>(spec: &CipherSpec, key: &'a [u8]) -> Option<(&'a [u8], &'a
 
 /// The keys in a volume key: one for all sectors, or several that the sectors use in turn. `None`
 /// if a part has a length that is not accepted.
-// Never part of its caller, which wipes the stack below itself.
+// Never part of its caller, which scrubs the stack below itself.
 #[inline(never)]
 pub(crate) fn keys(
     spec: &CipherSpec,

@@ -61,4 +61,4 @@ pub use names::{Cipher, EssivHash, IvMode, Mode};
 pub use options::SectorOptions;
 pub use sector::SectorCipher;
 pub use spec::CipherSpec;
-pub use stack::scrub_stack;
+pub use stack::{scrub_registers, scrub_stack};

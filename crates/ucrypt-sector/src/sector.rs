@@ -11,6 +11,9 @@ use crate::{
     stack::scrub_stack,
 };
 
+/// Bytes of stack, at most, that a run takes.
+const RUN_STACK_BYTES: usize = 16 << 10;
+
 /// Bytes of stack, at most, that setting a key takes.
 const SETUP_STACK_BYTES: usize = 32 << 10;
 
@@ -23,6 +26,7 @@ pub struct SectorCipher {
     options: SectorOptions,
     /// One key, or a power of two of them that the sectors use in turn.
     keys: Vec<Keyed>,
+    stack_bytes: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -65,7 +69,9 @@ impl SectorCipher {
             len: key.len(),
             accepted: spec.key_sizes(),
         })?;
-        Ok(Self { spec: spec.clone(), options, keys })
+        let only_xts = keys.iter().all(|key| key.mode.streams() && !key.iv.has_key());
+        let stack_bytes = if only_xts { 0 } else { RUN_STACK_BYTES };
+        Ok(Self { spec: spec.clone(), options, keys, stack_bytes })
     }
 
     /// Bytes that are encrypted as one unit.
@@ -102,9 +108,10 @@ impl SectorCipher {
     }
 
     /// Bytes of the stack below its caller on which a run may leave parts of the key schedule, such as round
-    /// keys that did not fit into registers, and of the data.
+    /// keys that did not fit into registers, and what it made from them. 0 for the kernels of AES-XTS, which leave
+    /// nothing but encrypted sector numbers.
     pub fn stack_bytes(&self) -> usize {
-        if self.streams() { 3 << 10 } else { 16 << 10 }
+        self.stack_bytes
     }
 
     /// As [`encrypt`](Self::encrypt), for an output that is not read soon. If the cipher

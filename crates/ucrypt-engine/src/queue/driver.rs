@@ -7,7 +7,7 @@ use ucrypt_dispatch::{ChunkId, Environment, Op as MachineOp, Output, Target};
 
 use super::Queue;
 use super::chunk_io::{Borrowed, sectors};
-use crate::keys::scrub_own_stack;
+use crate::residue;
 use crate::tuning::LONG_SECTORS;
 use crate::workers::Transformed;
 
@@ -185,7 +185,7 @@ impl Queue {
             self.backend.queue().wait(&mut answers)
         } else {
             self.set_awake(false);
-            scrub_own_stack();
+            residue::scrub();
             let waited = self.backend.queue().wait(&mut answers);
             self.set_awake(true);
             waited

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use ucrypt_backend::{Errno, Ring, SharedRing};
 
 use super::Queue;
-use crate::keys::scrub_own_stack;
+use crate::residue;
 use crate::tuning::ANSWER_SPIN_LOOKS;
 use crate::waker::Waker;
 use crate::workers::{DoneJob, Job};
@@ -161,7 +161,7 @@ impl Queue {
 
     /// Sleeps until an event arrives. The caller has just checked all sources of events.
     fn sleep(&mut self) -> io::Result<()> {
-        scrub_own_stack();
+        residue::scrub();
         match &mut self.ring {
             RingOf::Nobody => {}
             RingOf::Backend => {
@@ -187,7 +187,7 @@ impl Queue {
 
     /// The thread that drives this queue is about to sleep elsewhere; nothing is in flight.
     pub fn rest(&mut self) {
-        scrub_own_stack();
+        residue::scrub();
         self.publish_rest();
         self.set_awake(false);
     }
@@ -211,7 +211,7 @@ impl Queue {
             }
         }
         self.set_awake(false);
-        scrub_own_stack();
+        residue::scrub();
         true
     }
 

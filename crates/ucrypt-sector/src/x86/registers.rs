@@ -2,8 +2,7 @@
 
 use std::arch::asm;
 
-/// Clears the vector registers. What is left in them is stored on the stack by signals, and by the dynamic
-/// linker when it looks for a function.
+/// Clears the vector registers that kernels use on this processor.
 pub(crate) fn clear_vectors() {
     // An instruction on a part of a register clears the rest, too, and long ones would slow some processors down.
     if is_x86_feature_detected!("avx512vl") {
@@ -32,10 +31,10 @@ pub(crate) fn clear_vectors() {
             );
         }
     } else if is_x86_feature_detected!("avx") {
-        // SAFETY: as above; there are no registers besides those that this clears.
+        // SAFETY: as above.
         unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack)) };
     } else {
-        // SAFETY: every processor of this architecture has the instructions; the registers are declared.
+        // SAFETY: as above; every processor of this architecture has the instructions.
         unsafe {
             asm!(
                 "pxor xmm0, xmm0",

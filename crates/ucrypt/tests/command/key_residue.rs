@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::process::Pid;
+use ucrypt_sector::{SectorCipher, SectorOptions};
 use ucrypt_testkit::Random;
 
 use crate::nbd_client::NbdClient;
@@ -59,6 +60,19 @@ fn program(server: Pid) -> Vec<u8> {
         }
     });
     program
+}
+
+/// The encrypted sector numbers of AES-XTS with this key and what follows from them: the halves of the tweak of each
+/// block. They do not tell the key, and kernels leave them on stacks.
+fn tweaks(key: &[u8]) -> HashSet<[u8; 8]> {
+    let spec = "aes-ecb".parse().expect("a cipher");
+    let cipher = SectorCipher::new(&spec, &key[key.len() / 2..], SectorOptions::default());
+    let mut numbers: Vec<u8> = (0..DATA as u128 / 512).flat_map(u128::to_le_bytes).collect();
+    cipher.expect("a key").encrypt_in_place(0, &mut numbers).expect("encrypted");
+    let first = numbers.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes));
+    let double = |tweak: &u128| Some((tweak << 1) ^ ((tweak >> 127) * 0x87));
+    let all = first.flat_map(|first| std::iter::successors(Some(first), double).take(512 / 16));
+    all.flat_map(|tweak| [tweak as u64, (tweak >> 64) as u64].map(u64::to_le_bytes)).collect()
 }
 
 /// What the memory of a server holds and looks random.
@@ -179,13 +193,16 @@ fn ciphers_leave_nothing_of_the_key_in_the_memory_of_a_suspended_volume() {
         // Parts of text and of constants are no parts of the key, and are not always elsewhere too.
         let program = program(servers[0].process);
         assert!(program.len() > 1 << 20, "{} bytes of program", program.len());
-        let is_known = |piece: &Piece| has_text(piece) || has_part_of(piece, &program);
+        let tweaks = if cipher == "aes-xts-plain64" { tweaks(&one) } else { HashSet::new() };
+        let is_tweak = |piece: &Piece| piece.as_chunks().0.iter().any(|half| tweaks.contains(half));
+        let is_known =
+            |piece: &Piece| has_text(piece) || is_tweak(piece) || has_part_of(piece, &program);
         let found = of_the_key(servers.each_ref().map(|server| &server.open)).len();
         // Camellia's are stored with each byte sixteen times, as counters are.
         let is_found = found > 0 || cipher.starts_with("camellia");
         assert!(is_found, "{cipher}: the search finds no round keys of an open volume");
         // Its threads may not sleep yet.
-        await_that("the threads have wiped their stacks", || {
+        await_that("the threads have scrubbed their stacks", || {
             let seen = servers.each_ref().map(|server| pieces(server.process));
             let mut left = of_the_key(seen.each_ref());
             left.retain(|piece| !is_known(piece));
